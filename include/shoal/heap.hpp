@@ -6,7 +6,7 @@
 // collective over the world: every PE calls with the same arguments in the same order. This is
 // checked.
 //
-//   auto box = world.heap().allocate<float>(1024);  // zeroed, released with the object
+//   auto box = world.heap().allocate<float>(1024);  // zeroed
 //   world.put(box.on(3), std::vector<float>(1024, 1.0f));
 //   shoal::barrier(world.team());
 //
@@ -30,6 +30,7 @@ namespace shoal {
 
 class World;
 namespace detail {
+struct ArrayMemory;
 class WorldState;
 [[noreturn]] void fail_subspan(std::size_t first, std::size_t length, std::size_t count);
 }  // namespace detail
@@ -94,7 +95,7 @@ class SymmetricHeap {
   /// heap is unchanged and the call can be repeated with the right pointer.
   void free(void* pointer);
 
-  /// Allocates `count` elements, zeroed, that release themselves. Collective. Throws as malloc.
+  /// Allocates `count` elements, zeroed, owned by the returned object. Collective. Throws as malloc.
   template <typename T>
   SymmetricArray<T> allocate(std::size_t count);
 
@@ -139,7 +140,8 @@ class SymmetricHeap {
   std::byte* base() const noexcept;
   /// SHOAL_SYMMETRIC_SIZE in bytes, rounded up to pages of the host or the GPU.
   std::size_t size() const noexcept;
-  /// Bytes in use by allocations, Shoal's own included.
+  /// Bytes in use by allocations, Shoal's own and destroyed arrays that are not yet released
+  /// included.
   std::size_t used() const;
   /// Bytes of the largest block that can still be allocated.
   std::size_t largest_free() const;
@@ -150,10 +152,30 @@ class SymmetricHeap {
   detail::WorldState* state_;
 };
 
-/// `count` elements of T on every PE, from SymmetricHeap::allocate; released with the object.
+namespace detail {
+/// A new array of a heap.
+struct ArrayPlace {
+  std::shared_ptr<ArrayMemory> memory;  ///< nullptr: of no elements
+  void* data = nullptr;
+  std::size_t offset = 0;
+};
+ArrayPlace allocate_symmetric(WorldState& state, std::size_t count, std::size_t size,
+                              std::size_t alignment);
+void free_symmetric(const ArrayMemory& memory);
+}  // namespace detail
+
+/// `count` elements of T on every PE, from SymmetricHeap::allocate. Movable, not copyable.
 ///
-/// Destruction is collective, as SymmetricHeap::free is. When the world is closed or has failed,
-/// everything is released already: destruction then neither blocks nor throws.
+/// The destructor does not communicate, never throws and may run on any thread, during an
+/// exception, after World::abort and in a forked child. The memory returns to the heap at the next
+/// malloc, align, calloc, allocate or free once all PEs have destroyed their array; work on streams
+/// that uses it must be complete by then. free() releases at once:
+///
+///   auto box = world.heap().allocate<float>(1024);
+///   box.free();  // collective
+///
+/// World::close succeeds with live arrays: this PE's copy stays readable until the array is
+/// destroyed.
 template <typename T>
 class SymmetricArray {
  public:
@@ -164,44 +186,50 @@ class SymmetricArray {
     return *this;
   }
 
-  T* data() const noexcept { return static_cast<T*>(memory_.get()); }
-  std::size_t size() const noexcept { return count_; }
+  /// Releases the memory and leaves the array empty. Collective, as SymmetricHeap::free. Does
+  /// nothing on an empty array. Throws as SymmetricHeap::free, and Error{closed} naming the array
+  /// after World::close; the array is then unchanged.
+  void free() {
+    if (memory_) detail::free_symmetric(*memory_);
+    *this = {};
+  }
+
+  [[nodiscard]] T* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return count_; }
   /// An element of this PE, for a heap on the host. For one in GPU memory use World::get_value and
   /// put_value.
-  T& operator[](std::size_t index) const noexcept { return data()[index]; }
-  std::span<T> span() const noexcept { return {data(), count_}; }
+  [[nodiscard]] T& operator[](std::size_t index) const noexcept { return data()[index]; }
+  [[nodiscard]] std::span<T> span() const noexcept { return {data(), count_}; }
 
   /// The copy on world PE `pe`, for one-sided operations.
-  RemoteSpan<T> on(Pe pe) const noexcept { return {{pe, offset_}, count_}; }
+  [[nodiscard]] RemoteSpan<T> on(Pe pe) const noexcept { return {{pe, offset_}, count_}; }
 
  private:
   friend class SymmetricHeap;
-  SymmetricArray(std::shared_ptr<void> memory, std::size_t offset, std::size_t count)
-      : memory_(std::move(memory)), offset_(offset), count_(count) {}
+  SymmetricArray(detail::ArrayPlace place, std::size_t count)
+      : memory_(std::move(place.memory)),
+        data_(static_cast<T*>(place.data)),
+        offset_(place.offset),
+        count_(count) {}
   void swap(SymmetricArray& other) noexcept {
     memory_.swap(other.memory_);
+    std::swap(data_, other.data_);
     std::swap(offset_, other.offset_);
     std::swap(count_, other.count_);
   }
 
-  std::shared_ptr<void> memory_;
+  std::shared_ptr<detail::ArrayMemory> memory_;
+  T* data_ = nullptr;
   std::size_t offset_ = 0;
   std::size_t count_ = 0;
 };
-
-namespace detail {
-/// Zeroed symmetric memory that releases itself.
-std::shared_ptr<void> allocate_symmetric(WorldState& state, std::size_t count, std::size_t size,
-                                         std::size_t alignment);
-}  // namespace detail
 
 template <typename T>
 SymmetricArray<T> SymmetricHeap::allocate(std::size_t count) {
   static_assert(std::is_trivially_copyable_v<T>,
                 "symmetric memory is written by other PEs byte by byte");
-  auto memory = detail::allocate_symmetric(*state_, count, sizeof(T), alignof(T));
-  const std::size_t offset = memory ? offset_of(memory.get()) : 0;
-  return SymmetricArray<T>(std::move(memory), offset, count);
+  return SymmetricArray<T>(detail::allocate_symmetric(*state_, count, sizeof(T), alignof(T)),
+                           count);
 }
 
 }  // namespace shoal

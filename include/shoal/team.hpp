@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal/team.hpp: ordered subsets of the PEs of a world (OpenSHMEM 1.5, section 9.4).
 //
-// Collectives and expert-parallel groups run on a Team. It is a cheap handle; the slot behind it
-// (signals, scratch) returns to the world when destroy is called. Creating a team is collective
-// over its parent, destroying it over its own PEs: all of them call, in the same order.
+// Collectives and expert-parallel groups run on a Team. Creating a team is collective over its
+// parent: all PEs call, in the same order.
 //
 //   shoal::Team even = world.team().split_strided(0, 2, (world.n_pes() + 1) / 2);
-//   if (even.valid()) {
-//     shoal::barrier(even);
-//     even.destroy();
-//   }
+//   if (even.valid()) shoal::barrier(even);
 #pragma once
 
 #include <cstdint>
@@ -27,21 +23,27 @@ namespace detail {
 struct TeamState;
 }
 
-/// A handle of a team. Copies name the same team.
+/// A handle of a team. Copies name the same team, because groups and collectives on streams keep
+/// the team that they run on.
+///
+/// A team occupies one of SHOAL_MAX_TEAMS slots (signals, scratch). Destructors do not communicate
+/// and may run on any thread: when the last handle is gone on each of its PEs, the slot is released
+/// by the next split of the parent, or of another team with all of these PEs. Work on streams that
+/// uses the team must be complete by then. free() releases it at once.
 class Team {
  public:
   /// Invalid, as on PEs outside the team.
   Team() = default;
 
-  bool valid() const noexcept { return state_ != nullptr; }
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
   /// Whether calls are possible: valid, not destroyed, and its world is open.
-  bool is_open() const noexcept;
+  [[nodiscard]] bool is_open() const noexcept;
   /// This PE's index in the team, and the number of PEs. -1 and 0 for an invalid team.
-  Pe my_pe() const noexcept;
-  Pe size() const noexcept;
+  [[nodiscard]] Pe my_pe() const noexcept;
+  [[nodiscard]] Pe size() const noexcept;
   /// Index of the team in the world, 0 to SHOAL_MAX_TEAMS - 1, the same on all its PEs. -1 for an
   /// invalid team.
-  std::int32_t index() const noexcept;
+  [[nodiscard]] std::int32_t index() const noexcept;
 
   /// The world of the team. Throws as state().
   World world() const;
@@ -70,9 +72,10 @@ class Team {
   /// row may be shorter. Collective over this team. Throws as split_strided.
   std::pair<Team, Team> split_2d(Pe x_range) const;
 
-  /// Returns the team's slot. Collective over its PEs. Calls on other copies of the handle throw
-  /// Error{closed}. Throws Error{invalid_argument} for predefined teams.
-  void destroy();
+  /// Releases the team's slot at once. Collective over its PEs. Calls on all copies of the handle
+  /// throw Error{closed} afterwards. Throws Error{invalid_argument} for predefined teams.
+  void free();
+  [[deprecated("use free")]] void destroy() { free(); }
 
   /// For Shoal's own layers. Throws Error{closed} when the team is destroyed or its world is
   /// closed, Error{invalid_argument} when the team is invalid.

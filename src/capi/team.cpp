@@ -27,7 +27,7 @@ Team predefined_team(const World& world, std::int32_t which) {
 /// Returns the slot. A closed world has returned it already.
 void return_slot(Team& team) {
   try {
-    team.destroy();
+    team.free();
   } catch (const Error& error) {
     if (error.code() != Code::closed) throw;
   }

@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <limits>
 #include <optional>
 
 #include "base/check.hpp"
-#include "base/log.hpp"
 #include "fabric/fabric.hpp"
 #include "pe/agreement.hpp"
 #include "pe/forks.hpp"
@@ -36,6 +34,7 @@ struct HeapRequest {
   std::uint64_t bytes;
   std::uint64_t alignment;  ///< of an allocation; else 0
   std::uint64_t offset;     ///< kNone: no room
+  HeapArrays::Block dropped{};
 };
 
 std::string describe(const HeapRequest& request) {
@@ -48,16 +47,47 @@ std::string describe(const HeapRequest& request) {
   return text + (request.offset == kNone ? "" : fmt::format(" at offset {}", request.offset));
 }
 
+/// Releases the arrays that all PEs have dropped, given the blocks of this heap call. Returns their
+/// number.
+std::size_t release_dropped(WorldState& state, std::vector<HeapArrays::Block> blocks) {
+  TeamState& team = state.teams().world_team();
+  Memory& memory = state.memory();
+  for (std::size_t released = 0;;) {
+    for (const std::size_t offset : memory.heap_arrays().take(blocks, team.me())) {
+      memory.map().remove(offset);
+      memory.heap().release(offset);
+      ++released;
+    }
+    if (std::none_of(blocks.begin(), blocks.end(), [](const auto& one) { return one.more != 0; }))
+      return released;
+    const HeapArrays::Block mine = memory.heap_arrays().unnamed();
+    const auto bytes = exchange(team, &mine, sizeof mine, "release of arrays");
+    std::memcpy(static_cast<void*>(blocks.data()), bytes.data(), bytes.size());
+  }
+}
+
 /// Returns when all PEs made this call with the same arguments and their allocators chose the same
 /// place. Throws on all PEs otherwise: Error{mismatch}, or `failure` of the PE that has one.
-void agree(WorldState& state, const HeapRequest& mine,
-           const std::optional<Error>& failure = std::nullopt) {
+/// Returns the number of arrays that the call has released because all PEs have dropped them.
+std::size_t agree(WorldState& state, HeapRequest mine,
+                  std::optional<Error> failure = std::nullopt) {
   TeamState& team = state.teams().world_team();
+  mine.dropped = state.memory().heap_arrays().unnamed();
+  // Operations on the arrays must be complete before another PE may use their memory again.
+  if (mine.dropped.count != 0 && !failure)
+    failure = attempt([&] { state.fabric().quiet_segments(); });
+  if (failure) mine.dropped = {};
   state.progress().set(Activity::allocating, team.epoch + 1,
                        mine.call == HeapCall::allocate ? "malloc" : "free");
-  const auto all = exchange_or_throw(state, mine, failure, describe(mine).c_str());
+  const auto all = exchange_outcomes(state, mine, failure, describe(mine).c_str());
+  std::vector<HeapArrays::Block> blocks;
   std::vector<std::string> texts;
-  for (const HeapRequest& request : all) texts.push_back(describe(request));
+  for (const auto& one : all) {
+    blocks.push_back(one.value.dropped);
+    texts.push_back(describe(one.value));
+  }
+  const std::size_t released = release_dropped(state, std::move(blocks));
+  rethrow_first(all, failure);
   const bool equal = std::all_of(texts.begin(), texts.end(),
                                  [&](const auto& text) { return text == texts.front(); });
   require(
@@ -67,6 +97,7 @@ void agree(WorldState& state, const HeapRequest& mine,
       [&] { return group_by_text(texts, team.pes); },
       [&] { return state.progress().refusal(team.pes, team.call(team.epoch)); });
   state.progress().set(Activity::idle, team.epoch, "heap call");
+  return released;
 }
 
 Memory& open_memory(const WorldState& state, const char* what) {
@@ -156,13 +187,12 @@ std::size_t bytes_to_clear(const Memory& memory, std::size_t offset, std::size_t
   return offset >= touched ? 0 : std::min(bytes, touched - offset);
 }
 
-void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool zero) {
-  Memory& memory = open_memory(state, "malloc");
-  state.progress().checked(state.teams().world_team().next_call(), [&] {
-    require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
-            Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
-            alignment, kMaximumAlignment);
-  });
+/// Allocates a block after all PEs have agreed on it; nullopt where there is no room. Sets `again`,
+/// with nothing allocated, where dropped arrays were released that may make room.
+std::optional<std::size_t> allocate_once(WorldState& state, std::size_t bytes,
+                                         std::size_t alignment, bool zero, bool& again) {
+  again = false;
+  Memory& memory = state.memory();
   memory::Allocator& allocator = memory.heap();
   const std::size_t touched = allocator.high_water();
   const auto offset = allocator.allocate(bytes, alignment);
@@ -173,7 +203,13 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
     const auto cleared = attempt([&] {
       if (!grows) clear(memory, offset.value_or(0), to_clear);
     });
-    agree(state, {HeapCall::allocate, bytes, alignment, offset ? *offset : kNone}, cleared);
+    const std::size_t released =
+        agree(state, {HeapCall::allocate, bytes, alignment, offset ? *offset : kNone}, cleared);
+    again = released != 0 && bytes != 0 && (!offset || grows);
+    if (again) {
+      if (offset) allocator.release(*offset);
+      return std::nullopt;
+    }
     if (grows) {
       grow(state, *offset + bytes);
       clear(memory, *offset, to_clear);
@@ -183,8 +219,25 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
     if (offset) allocator.release(*offset);
     throw;
   }
+  return offset;
+}
+
+void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool zero) {
+  Memory& memory = open_memory(state, "malloc");
+  state.progress().checked(state.teams().world_team().next_call(), [&] {
+    require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
+            Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
+            alignment, kMaximumAlignment);
+  });
+  memory::Allocator& allocator = memory.heap();
+  bool again = false;
+  std::optional<std::size_t> offset;
+  do {
+    offset = allocate_once(state, bytes, alignment, zero, again);
+  } while (again);
   if (offset) {
     memory.map().add("allocation", *offset, allocator.size_of(*offset));
+    memory.heap_arrays().count_allocation();
     return memory.heap_base() + *offset;
   }
   if (bytes == 0) return nullptr;
@@ -220,21 +273,8 @@ void release(WorldState& state, const void* pointer) {
   const auto completed = attempt([&] { state.fabric().quiet_segments(); });
   agree(state, {HeapCall::release, bytes, 0, offset}, completed);
   memory.map().remove(offset);
+  memory.heap_arrays().remove(offset);
   memory.heap().release(offset);
-}
-
-/// Releases the memory of a SymmetricArray that is destroyed. During an exception or after a
-/// failure the other PEs do not make the collective call: then the memory stays allocated, and the
-/// next heap call reports that the PEs differ.
-void release_quietly(const std::weak_ptr<WorldState>& weak, void* pointer) noexcept {
-  const auto state = weak.lock();
-  if (!state || !state->is_open() || std::uncaught_exceptions() > 0 || state->health().failure())
-    return;
-  try {
-    release(*state, pointer);
-  } catch (const std::exception& error) {
-    log::warn("PE {}: symmetric memory was not released: {}", state->my_pe(), error.what());
-  }
 }
 
 }  // namespace
@@ -245,12 +285,38 @@ void fail_subspan(std::size_t first, std::size_t length, std::size_t count) {
        count);
 }
 
-std::shared_ptr<void> allocate_symmetric(WorldState& state, std::size_t count, std::size_t size,
-                                         std::size_t alignment) {
+/// Keeps the memory of an array readable, also after the world is closed.
+struct ArrayMemory {
+  std::shared_ptr<void> owner;
+  std::weak_ptr<WorldState> world;
+  std::shared_ptr<HeapArrays::Dropped> dropped;
+  void* data = nullptr;
+  std::size_t offset = 0, bytes = 0;
+
+  ~ArrayMemory() { dropped->store(true, std::memory_order_release); }
+};
+
+ArrayPlace allocate_symmetric(WorldState& state, std::size_t count, std::size_t size,
+                              std::size_t alignment) {
   void* const pointer = allocate(state, product(count, size), alignment, true);
-  if (pointer == nullptr) return nullptr;
-  return {pointer,
-          [weak = state.weak_from_this()](void* memory) { release_quietly(weak, memory); }};
+  if (pointer == nullptr) return {};
+  const std::size_t offset = state.heap().offset_of(pointer);
+  auto memory = std::make_shared<ArrayMemory>();
+  memory->owner = state.heap().memory_owner();
+  memory->world = state.weak_from_this();
+  memory->dropped = state.memory().heap_arrays().add(offset);
+  memory->data = pointer;
+  memory->offset = offset;
+  memory->bytes = count * size;
+  return {std::move(memory), pointer, offset};
+}
+
+void free_symmetric(const ArrayMemory& memory) {
+  const auto state = memory.world.lock();
+  if (!state || !state->is_open())
+    fail(Code::closed, "SymmetricArray::free of {} bytes at heap offset {}: {}", memory.bytes,
+         memory.offset, why_closed(state.get()));
+  release(*state, memory.data);
 }
 
 }  // namespace detail

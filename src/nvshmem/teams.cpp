@@ -110,7 +110,7 @@ Teams::Id Teams::add(Team team, int contexts) {
 void Teams::destroy(Id id) {
   require(id >= static_cast<Id>(kPredefined), Code::invalid_argument,
           "team is {}, a predefined one; allowed: teams that a split made", id);
-  at(id).destroy();
+  at(id).free();
   const std::lock_guard lock(mutex_);
   if (device_ != nullptr) device_->clear(id);
   slots_[static_cast<std::size_t>(id)] = {};

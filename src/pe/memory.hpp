@@ -14,6 +14,7 @@
 #include "memory/host/segment.hpp"
 #include "memory/registered_buffers.hpp"
 #include "pe/control.hpp"
+#include "pe/heap_arrays.hpp"
 #include "pe/placement.hpp"
 #include "pe/shared_ranges.hpp"
 #include "record/map.hpp"
@@ -69,6 +70,7 @@ class Memory {
     return device_heap_ ? device_heap_->mapped() : heap_size();
   }
   memory::Allocator& heap() noexcept { return heap_; }
+  HeapArrays& heap_arrays() noexcept { return heap_arrays_; }
   /// Offsets count from the end of the control block. Empty where the heap is on the host.
   memory::Allocator& staging() noexcept { return staging_; }
   /// Offset of the memory of the "staged" transport in every PE's segment.
@@ -103,6 +105,7 @@ class Memory {
   std::unique_ptr<SharedBufferTable> shared_buffers_;
   SharedRanges shared_ranges_;
   memory::Allocator heap_{0};
+  HeapArrays heap_arrays_;
   memory::Allocator staging_{0};
   std::size_t transport_staging_ = 0;
   memory::RegisteredBuffers registered_buffers_;

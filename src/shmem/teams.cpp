@@ -125,7 +125,7 @@ SHMEM_DEFINE(void, team_destroy, (shmem_team_t team)) {
     shoal_shmem_team& found = program.team(team);
     program.world.quiet();
     for (auto* const ctx : found.contexts) program.contexts.remove(ctx);
-    found.team.destroy();
+    found.team.free();
     program.teams.remove(team);
   });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public Team: queries, splits, destroy.
+// The public Team: queries, splits, free.
 #include "shoal/team.hpp"
 
 #include <algorithm>
@@ -30,6 +30,7 @@ struct SplitRequest {
   std::array<Pe, 3> arguments;
   std::uint64_t generation;
   std::array<std::uint64_t, kWords> free;  ///< a section of the bit set of free indices
+  DroppedTeams dropped{};
 };
 static_assert(sizeof(SplitRequest) <= kExchangeBytes);
 
@@ -136,6 +137,13 @@ struct Split {
   Parts parts;
   std::vector<std::optional<std::int32_t>> indices;  ///< by part; nullopt: none is free
   std::vector<std::uint64_t> generations;            ///< by PE of the parent
+  bool dropped = false;                              ///< a PE has named teams that it dropped
+  bool more = false;                                 ///< a PE has further ones
+
+  bool complete() const {
+    return std::all_of(indices.begin(), indices.end(),
+                       [](const auto& index) { return index.has_value(); });
+  }
 };
 
 /// Forms the parts from the requests of all PEs. Throws the same on all of them.
@@ -145,24 +153,29 @@ using Divide = std::function<Parts(const std::vector<SplitRequest>&)>;
 /// indices of all parts, so that all throw when one part gets none.
 Split agree_on_split(TeamState& parent, SplitKind kind, std::array<Pe, 3> arguments,
                      const Divide& divide) {
-  const TeamSlots& slots = parent.world->teams().slots();
+  Teams& teams = parent.world->teams();
+  const TeamSlots& slots = teams.slots();
   const auto words = slots.free_words();
   Split split;
   for (std::size_t first = 0; first < words.size(); first += SplitRequest::kWords) {
-    SplitRequest mine{kind, arguments, slots.next_generation, {}};
+    SplitRequest mine{kind, arguments, slots.next_generation, {}, {}};
     const auto section = words.subspan(first, std::min(SplitRequest::kWords, words.size() - first));
     std::copy(section.begin(), section.end(), mine.free.begin());
+    if (first == 0) mine.dropped = teams.unnamed(parent);
     const std::vector<SplitRequest> all = exchange_requests(parent, mine);
     if (first == 0) {
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        split.dropped |= all[i].dropped.count != 0;
+        split.more |= all[i].dropped.more != 0;
+        teams.take(parent.pes[i], all[i].dropped);
+      }
       split.parts = divide(all);
       split.indices.resize(split.parts.size());
       for (const SplitRequest& request : all) split.generations.push_back(request.generation);
     }
     for (std::size_t i = 0; i < split.parts.size(); ++i)
       if (!split.indices[i]) split.indices[i] = common_index(all, split.parts[i], first);
-    if (std::all_of(split.indices.begin(), split.indices.end(),
-                    [](const auto& index) { return index.has_value(); }))
-      break;
+    if (split.complete()) break;
   }
   return split;
 }
@@ -173,14 +186,17 @@ std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<P
                                  const Divide& divide) {
   WorldState& state = *parent.world;
   state.progress().set(Activity::team, parent.epoch + 1, "split");
-  const Split agreed = agree_on_split(parent, kind, arguments, divide);
+  Split agreed = agree_on_split(parent, kind, arguments, divide);
+  // Teams that were released now may have an index that this call needs.
+  while (agreed.more || (agreed.dropped && !agreed.complete()))
+    agreed = agree_on_split(parent, kind, arguments, divide);
   state.progress().set(Activity::idle, parent.epoch, "team split");
 
   for (std::size_t i = 0; i < agreed.parts.size(); ++i)
     require(
         agreed.indices[i].has_value(), Code::exhausted,
         "{}: no team index is free on all {} PEs of a new team; SHOAL_MAX_TEAMS is {}",
-        [&] { return describe({kind, arguments, 0, {}}); }, agreed.parts[i].size(),
+        [&] { return describe({kind, arguments, 0, {}, {}}); }, agreed.parts[i].size(),
         state.teams().slots().count());
   for (std::size_t i = 0; i < agreed.parts.size(); ++i) {
     const std::vector<Pe>& part = agreed.parts[i];
@@ -285,7 +301,7 @@ std::pair<Team, Team> Team::split_2d(Pe x_range) const {
   }
 }
 
-void Team::destroy() {
+void Team::free() {
   TeamState& team = state();
   team.world->progress().checked(team.next_call(), [&] {
     require(!team.predefined, Code::invalid_argument,
@@ -298,7 +314,7 @@ void Team::destroy() {
     ~Release() { team.world->teams().release(team); }
   } const release{team};
   team.world->progress().set(detail::Activity::team, team.epoch + 1, "destroy");
-  sync(team, "Team::destroy");
+  sync(team, "Team::free");
   team.world->progress().set(detail::Activity::idle, team.epoch, "team destroy");
 }
 

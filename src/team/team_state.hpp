@@ -2,6 +2,7 @@
 // team_state.hpp: the state behind a Team handle.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,8 +31,7 @@ enum class Meeting : std::uint8_t {
 /// The PEs of a team, and the number of its last operation. The team owns signals with its index in
 /// the control block of each of its PEs.
 struct TeamState {
-  /// Keeps the world alive, except in predefined teams: the world owns those, and their handles
-  /// keep it alive.
+  /// Not an owner: the world owns its teams, and their handles keep the world alive.
   std::shared_ptr<WorldState> world;
   std::int32_t index = 0;
   Pe my_pe = 0;         ///< index of this PE in the team
@@ -39,6 +39,10 @@ struct TeamState {
   bool predefined = false;
   Meeting meeting = Meeting::at_all;
   bool destroyed = false;
+  /// Set when the last handle of this PE is gone, on any thread.
+  std::atomic<bool> dropped = false;
+  bool drop_named = false;     ///< this PE has told the others so (DroppedTeams)
+  std::size_t drop_names = 0;  ///< PEs of the team that have
   /// Number of the last collective operation of this team on this PE; only grows.
   std::uint64_t epoch = 0;
   /// Number of the team among all teams that its PEs ever made. Signals of an earlier team with the
@@ -58,6 +62,10 @@ struct TeamState {
   /// Operation `number` of this team, for ProgressBoard::refusal.
   CallId call(std::uint64_t number) const noexcept {
     return {CallKind::team, static_cast<std::uint64_t>(index), generation << kEpochBits | number};
+  }
+  /// Its name in DroppedTeams, unique among the teams that a PE ever has.
+  std::uint64_t name() const noexcept {
+    return generation << 32 | static_cast<std::uint64_t>(index);
   }
   CallId next_call() const noexcept { return call(epoch + 1); }
 };

@@ -10,16 +10,31 @@
 namespace shoal::detail {
 namespace {
 
-std::shared_ptr<TeamState> make_state(const WorldState& world, std::int32_t index,
-                                      std::vector<Pe> pes) {
+std::shared_ptr<TeamState> make_state(WorldState& world, std::int32_t index, std::vector<Pe> pes) {
   auto team = std::make_shared<TeamState>();
   team->index = index;
   const Pe me = world.placement().my_pe;
   team->my_pe = static_cast<Pe>(std::find(pes.begin(), pes.end(), me) - pes.begin());
   team->meeting = meeting_of(world.placement(), world.fabric().host_domains(), pes);
   team->pes = std::move(pes);
+  team->world = std::shared_ptr<WorldState>(std::shared_ptr<void>(), &world);  // not an owner
   return team;
 }
+
+bool contains(const std::vector<Pe>& pes, Pe pe) {
+  return std::find(pes.begin(), pes.end(), pe) != pes.end();
+}
+
+/// What the handles of a team on this PE share.
+struct Handle {
+  std::shared_ptr<WorldState> world;
+  std::shared_ptr<TeamState> team;
+  Handle(std::shared_ptr<WorldState> world_in, std::shared_ptr<TeamState> team_in)
+      : world(std::move(world_in)), team(std::move(team_in)) {}
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() { team->dropped.store(true, std::memory_order_release); }
+};
 
 }  // namespace
 
@@ -53,7 +68,6 @@ void Teams::create_predefined(WorldState& world, const Placement& placement, std
   joins_read.resize(static_cast<std::size_t>(placement.n_pes));
   for (std::size_t i = 0; i < std::size(pes); ++i) {
     auto team = make_state(world, static_cast<std::int32_t>(i), std::move(pes[i]));
-    team->world = std::shared_ptr<WorldState>(std::shared_ptr<void>(), &world);  // not an owner
     team->predefined = true;
     slots_.take(team->index);
     predefined_.push_back(std::move(team));
@@ -63,16 +77,47 @@ void Teams::create_predefined(WorldState& world, const Placement& placement, std
 std::shared_ptr<TeamState> Teams::create(WorldState& world, std::int32_t index,
                                          std::uint64_t generation, std::vector<Pe> pes) {
   auto team = make_state(world, index, std::move(pes));
-  team->world = world.shared_from_this();
   team->generation = generation;
+  auto handle = std::make_shared<Handle>(world.shared_from_this(), team);
+  TeamState* const known = made_.emplace_back(std::move(team)).get();
   slots_.take(index);
   slots_.next_generation = generation + 1;
-  return team;
+  return {std::move(handle), known};
 }
 
 void Teams::release(TeamState& team) noexcept {
   slots_.release(team.index);
   team.destroyed = true;
+  std::erase_if(made_, [&](const auto& one) { return one.get() == &team; });  // may end `team`
+}
+
+DroppedTeams Teams::unnamed(const TeamState& parent) const {
+  DroppedTeams dropped;
+  for (const auto& team : made_) {
+    if (team->drop_named || !team->dropped.load(std::memory_order_acquire) ||
+        !std::all_of(team->pes.begin(), team->pes.end(),
+                     [&](Pe pe) { return contains(parent.pes, pe); }))
+      continue;
+    if (dropped.count == DroppedTeams::kMost) {
+      dropped.more = 1;
+      break;
+    }
+    dropped.names[dropped.count++] = team->name();
+  }
+  return dropped;
+}
+
+void Teams::take(Pe pe, const DroppedTeams& dropped) {
+  for (std::size_t i = 0; i < dropped.count; ++i) {
+    // Other teams of that PE may have the same name as one of this PE's.
+    const auto found = std::find_if(made_.begin(), made_.end(), [&](const auto& team) {
+      return team->name() == dropped.names[i] && contains(team->pes, pe);
+    });
+    if (found == made_.end()) continue;
+    TeamState& team = **found;
+    team.drop_named |= pe == team.pes[team.me()];
+    if (++team.drop_names == team.size()) release(team);
+  }
 }
 
 }  // namespace shoal::detail

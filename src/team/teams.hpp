@@ -2,6 +2,7 @@
 // teams.hpp: the teams of a world, as one PE sees them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -25,6 +26,15 @@ enum class PredefinedTeam : std::int32_t { world, node, shared, same_index, self
 Meeting meeting_of(const Placement& placement, std::span<const std::int32_t> domains,
                    std::span<const Pe> pes);
 
+/// Names of teams whose last handle on one PE is gone: what the PE passes in one exchange. A PE
+/// names a team once; it is released when all its PEs have named it.
+struct DroppedTeams {
+  static constexpr std::size_t kMost = 16;
+  std::uint64_t count = 0;
+  std::uint64_t more = 0;  ///< 1: this PE has further names for another exchange
+  std::array<std::uint64_t, kMost> names{};
+};
+
 class Teams {
  public:
   /// Creates the predefined teams. `shared` lists the PEs whose heaps this PE reaches by loads and
@@ -38,10 +48,15 @@ class Teams {
     return *predefined_[static_cast<std::size_t>(which)];
   }
   /// A team of `pes`, which include this PE, at an index and generation that all of them agreed on.
-  /// Takes the index.
+  /// Takes the index. The result and its copies are the handles of this PE; they keep the world.
   std::shared_ptr<TeamState> create(WorldState& world, std::int32_t index, std::uint64_t generation,
                                     std::vector<Pe> pes);
   void release(TeamState& team) noexcept;
+
+  /// Teams of PEs of `parent` that this PE has dropped and not yet named.
+  DroppedTeams unnamed(const TeamState& parent) const;
+  /// Takes what PE `pe` of the world has named, and releases the teams that all their PEs have.
+  void take(Pe pe, const DroppedTeams& dropped);
 
   TeamSlots& slots() noexcept { return slots_; }
 
@@ -52,6 +67,7 @@ class Teams {
 
  private:
   std::vector<std::shared_ptr<TeamState>> predefined_;
+  std::vector<std::shared_ptr<TeamState>> made_;  // those not released
   TeamSlots slots_{0};
 };
 

@@ -67,7 +67,7 @@ void bind_team(nb::module_& module) {
           },
           nb::arg("x_range"), nb::sig("def split_2d(self, x_range: int) -> tuple[Team, Team]"),
           "This PE's row and column of the team, laid out row by row, `x_range` wide. Collective."_doc)
-      .def("destroy", &Team::destroy, nb::call_guard<nb::gil_scoped_release>(),
+      .def("destroy", &Team::free, nb::call_guard<nb::gil_scoped_release>(),
            "Frees the team's slot. Collective over its PEs."_doc)
       .def("exchange", &gather_bytes, nb::arg("data"),
            "All-gathers up to 512 bytes, the same number on all PEs, for agreeing on sizes and "

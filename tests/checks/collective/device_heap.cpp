@@ -141,7 +141,7 @@ int check_collectives_on_device_heap(World& world) {
   if (backwards.valid()) {
     calls += Check(world, backwards, memory, room).run(1000);
     barrier(backwards);
-    backwards.destroy();
+    backwards.free();
   }
   barrier(all);
   return calls;

@@ -95,7 +95,7 @@ void check_split(const Team& parent, Pe start, Pe stride, Pe count) {
     std::memcpy(&theirs, all.data() + static_cast<std::size_t>(i) * sizeof theirs, sizeof theirs);
     EXPECT_EQ(theirs, start + i * stride);
   }
-  Team(team).destroy();
+  Team(team).free();
   expect_error(Code::closed, "was destroyed", [&] { team.state(); });
 }
 
@@ -433,7 +433,7 @@ void check_disjoint_splits(World& world) {
     Team team =
         me == n - 1 ? all.split_strided(start, stride, count) : all.split_strided(0, 1, n - 1);
     EXPECT_EQ(team.valid(), me != n - 1);
-    if (team.valid()) team.destroy();
+    if (team.valid()) team.free();
   }
   // All PEs are outside.
   if (n > 2) EXPECT_FALSE(all.split_strided((me + 1) % n, 1, 1).valid());
@@ -477,7 +477,7 @@ void check_teams(World& world) {
   expect_error(Code::invalid_argument, "must lie in", [&] { all.split_strided(0, 1, n + 1); });
   expect_error(Code::invalid_argument, "stride not 0", [&] { all.split_strided(0, 0, 1); });
   check_disjoint_splits(world);
-  expect_error(Code::invalid_argument, "is predefined", [&] { world.team().destroy(); });
+  expect_error(Code::invalid_argument, "is predefined", [&] { world.team().free(); });
   expect_error(Code::invalid_argument, "is invalid", [] { Team().size(), Team().world_pe(0); });
   expect_error(Code::invalid_argument, "it has PEs 0 to", [&] { all.world_pe(n); });
 
@@ -502,8 +502,8 @@ void check_teams(World& world) {
         EXPECT_EQ(theirs, column.world_pe(pe));
       }
     }
-    column.destroy();
-    row.destroy();
+    column.free();
+    row.free();
   }
   expect_error(Code::invalid_argument, "x_range is 0", [&] { all.split_2d(0); });
 
@@ -514,11 +514,11 @@ void check_teams(World& world) {
   };
   expect_error(Code::exhausted, "SHOAL_MAX_TEAMS", fill);
   EXPECT_EQ(static_cast<std::int64_t>(teams.size()), world.settings().max_teams - 5);
-  teams.back().destroy();
+  teams.back().free();
   teams.pop_back();
   if (n > 1) expect_error(Code::exhausted, "SHOAL_MAX_TEAMS", [&] { all.split_2d(n); });
   teams.push_back(all.split_strided(0, 1, n));
-  for (Team& team : teams) team.destroy();
+  for (Team& team : teams) team.free();
 }
 
 void check_make_team(World& world) {
@@ -536,13 +536,13 @@ void check_make_team(World& world) {
     EXPECT_EQ(team.my_pe(), n - 1 - world.my_pe());
     EXPECT_EQ(team.world_pe(0), n - 1);
     detail::sync(team.state(), "test");
-    team.destroy();
+    team.free();
     // Only some PEs take part; the others are ahead in the next round.
     if (world.my_pe() % 2 == 0) {
       Team even = world.make_team(id[1], (n + 1) / 2, world.my_pe() / 2);
       EXPECT_EQ(even.size(), (n + 1) / 2);
       EXPECT_EQ(even.world_pe(even.size() - 1), (n - 1) / 2 * 2);
-      even.destroy();
+      even.free();
     }
   }
   expect_error(Code::invalid_argument, "taken twice", [&] { world.make_team(id[0], n, 0); });

@@ -386,8 +386,8 @@ TEST(StreamCollectives, OfTeamsInAnotherOrder) {
       if (odd.valid())
         check_reduce(odd, stream, buffers, kTypes[9], ReduceOp::prod, 40'000, round, true);
     }
-    if (odd.valid()) odd.destroy();
-    backwards.destroy();
+    if (odd.valid()) odd.free();
+    backwards.free();
   });
 }
 

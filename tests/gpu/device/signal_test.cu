@@ -354,7 +354,7 @@ TEST(DeviceBarrier, WorldAndTeamsOneAfterAnother) {
     for (int i = 0; i < 3; ++i) {  // repeats an index with other PEs and another count of barriers
       Team team = world.team().split_strided(i, 2, i == 0 ? 4 : 3);
       check_barrier<Block>(world, stream, team, 64, 10 + static_cast<std::uint64_t>(i));
-      if (team.valid()) team.destroy();
+      if (team.valid()) team.free();
       barrier(world.team());
     }
   });
@@ -412,7 +412,7 @@ SHOAL_PE_BODY(signals) {
     check_barrier<Block>(world, stream, world.team(), 64, 20);
     Team odd = world.team().split_strided(1, 2, 2);
     check_barrier<Warp>(world, stream, odd, 32, 10);
-    if (odd.valid()) odd.destroy();
+    if (odd.valid()) odd.free();
     barrier(world.team());
   });
 }

@@ -269,7 +269,7 @@ TEST(StreamOperations, BarriersOfTeams) {
     stream.synchronize();
     cuda::check_failures(world);
     EXPECT_EQ(fetch(world, table), std::vector<std::uint64_t>(8, 50));
-    if (odd.valid()) odd.destroy();
+    if (odd.valid()) odd.free();
   });
 }
 

@@ -245,7 +245,7 @@ TEST(InternodeStreams, RunCollectivesOfDisjointTeams) {
     side.teams.push_back(rail);
     check_collectives(rail, 100);
     side.teams.pop_back();
-    rail.destroy();
+    rail.free();
   });
 }
 

@@ -246,7 +246,7 @@ TEST(CollectiveErrors, InvalidAndDestroyedTeamsAreRefused) {
     EXPECT_THROW(sync(Team()), Error);
     Team team = world.team().split_strided(0, 1, kPes);
     Team copy = team;
-    team.destroy();
+    team.free();
     expect_error(Code::closed, "", [&] { barrier(copy); });
     expect_error(Code::closed, "", [&] { all_gather(copy, nullptr, nullptr, 0); });
   });

@@ -113,7 +113,7 @@ TEST(StreamCollectives, DescribeTeamsInTheirOrder) {
       EXPECT_EQ(view.packet_limit, 0u);
     }
     barrier(world.team());
-    if (backwards.valid()) backwards.destroy();
+    if (backwards.valid()) backwards.free();
     barrier(world.team());
   });
 }

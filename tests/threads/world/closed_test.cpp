@@ -134,8 +134,8 @@ std::vector<Named> team_calls(Remains& r) {
       {"split_2d", [&] { r.team.split_2d(1); }},
       {"world_pe", [&] { r.team.world_pe(0); }},
       {"translate", [&] { r.team.translate(0, r.split); }},
-      {"destroy", [&] { r.split.destroy(); }},
-      {"destroy a predefined team", [&] { r.team.destroy(); }},
+      {"destroy", [&] { r.split.free(); }},
+      {"destroy a predefined team", [&] { r.team.free(); }},
   };
 }
 

@@ -26,7 +26,7 @@ TEST(WorldOfThreads, HandlesKnowTheirWorld) {
     EXPECT_EQ(world.heap().device(), Device{}) << "the host";
     Team split = team.split_strided(0, 1, 2);
     const Team copy = split;
-    split.destroy();
+    split.free();
     EXPECT_FALSE(copy.is_open());
     world.close();
     EXPECT_FALSE(team.is_open());
@@ -123,8 +123,8 @@ TEST(Cycles, SplitsKeepNothing) {
       EXPECT_EQ(row.index(), 5);
       EXPECT_EQ(column.index(), 6);
       sync(row);
-      column.destroy();
-      row.destroy();
+      column.free();
+      row.free();
     });
   });
 }
@@ -138,7 +138,7 @@ TEST(Cycles, TeamsMadeByIdKeepNothing) {
       Team team = world.make_team(kId, 2, 1 - world.my_pe());
       EXPECT_EQ(team.index(), 5);
       sync(team);
-      team.destroy();
+      team.free();
     });
   });
 }

@@ -116,7 +116,7 @@ TEST(World, TeamsComeBack) {
         EXPECT_TRUE(index < 0 || team.index() == index);
         index = team.index();
         detail::sync(team.state(), "test");
-        team.destroy();
+        team.free();
       }
     }
   });
@@ -134,7 +134,7 @@ TEST(World, HasAsManyTeamsAsItIsTold) {
     }
     EXPECT_THROW(world.team().split_strided(0, 1, 2), Error);
     EXPECT_THROW(world.make_team(7, 2, world.my_pe()), Error);
-    for (Team& team : teams) team.destroy();
+    for (Team& team : teams) team.free();
   });
 }
 

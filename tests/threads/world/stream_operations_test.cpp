@@ -161,7 +161,7 @@ TEST(StreamOperations, DescribeTeamsByTheirMembers) {
       EXPECT_EQ(side->joined.epoch - side->joined.arrived, 3);
       EXPECT_EQ(side->joined.arrived, side->team_words(outer.index()));
       EXPECT_EQ(side->joined.generation, outer.state().generation);
-      outer.destroy();
+      outer.free();
     }
     EXPECT_EQ(cuda::device_team(world.team()).members[0], 0b111u);
     EXPECT_NE(cuda::device_team(world.team()).arrived, side->joined.arrived);
