@@ -3,7 +3,18 @@
 //
 //   auto mine = world.heap().allocate<float>(1), all = world.heap().allocate<float>(world.n_pes());
 //   mine[0] = 1.0f;
-//   shoal::all_gather(world.team(), all.data(), mine.data(), sizeof(float));
+//   shoal::all_gather(world.team(), all.span(), mine.span());
+//
+// Each call takes a `target` and a `source` of elements of one type, in blocks of one length (the
+// table, for n PEs). The same calls by address take bytes, or a DataType and a number of elements,
+// for callers that learn types at run time.
+//
+// | call | blocks of target | blocks of source |
+// |---|---|---|
+// | broadcast, reduce | 1 | 1 |
+// | all_gather | n | 1 |
+// | all_to_all | n | n |
+// | reduce_scatter | 1 | n |
 //
 // Every PE of the team calls, in the same order, with the same counts. `source` and `target` are
 // addresses in this PE's symmetric heap, at the same offset on every PE. They must not overlap; a
@@ -21,6 +32,7 @@
 
 #include <cstddef>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include <shoal/team.hpp>
@@ -42,6 +54,40 @@ inline constexpr std::size_t kMaxExchangeBytes = 512;
 /// small team. `mine` has the same length on all PEs, at most kMaxExchangeBytes. Returns size()
 /// blocks of mine.size() bytes, by PE.
 std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byte> mine);
+
+namespace detail {
+
+/// The DataType of T for reductions.
+template <typename T>
+constexpr DataType reduced_type() {
+  if constexpr (std::is_same_v<T, float>) {
+    return DataType::float32;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return DataType::float64;
+  } else {
+    static_assert(
+        std::is_integral_v<T> && std::is_signed_v<T> && (sizeof(T) == 4 || sizeof(T) == 8),
+        "reduce takes int32, int64, float and double; use the call with a DataType for "
+        "bfloat16 and float16");
+    return sizeof(T) == 4 ? DataType::int32 : DataType::int64;
+  }
+}
+
+/// Throws Error{invalid_argument} unless `target` and `source` elements are `target_blocks` and
+/// `source_blocks` blocks of one length. Returns the length. The first one reports the error to PEs
+/// that wait for this one.
+std::size_t block_length(const Team& team, const char* call, std::size_t target, std::size_t source,
+                         std::size_t target_blocks, std::size_t source_blocks);
+std::size_t block_length(const char* call, std::size_t target, std::size_t source,
+                         std::size_t target_blocks, std::size_t source_blocks);
+/// all_to_all_v in elements of `size` bytes.
+void all_to_all_v_elements(const Team& team, std::size_t size, void* target,
+                           std::size_t target_count, std::span<const std::size_t> receive_counts,
+                           std::span<const std::size_t> receive_offsets, const void* source,
+                           std::size_t source_count, std::span<const std::size_t> send_counts,
+                           std::span<const std::size_t> send_offsets);
+
+}  // namespace detail
 
 /// Copies `bytes` bytes of the root's `source` to every PE's `target`, the root's included. In
 /// place.
@@ -77,5 +123,56 @@ void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const v
 /// their contents.
 void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
                     std::size_t count);
+
+// The same with spans of elements, T trivially copyable. Throws Error{invalid_argument} when the
+// lengths do not fit (the table above), stating them and the number of PEs.
+
+template <typename T>
+void broadcast(const Team& team, std::span<T> target,
+               std::span<const std::type_identity_t<T>> source, Pe root) {
+  detail::block_length(team, "broadcast", target.size(), source.size(), 1, 1);
+  broadcast(team, target.data(), source.data(), source.size_bytes(), root);
+}
+template <typename T>
+void all_gather(const Team& team, std::span<T> target,
+                std::span<const std::type_identity_t<T>> source) {
+  const auto n = static_cast<std::size_t>(team.size());
+  detail::block_length(team, "all_gather", target.size(), source.size(), n, 1);
+  all_gather(team, target.data(), source.data(), source.size_bytes());
+}
+template <typename T>
+void all_to_all(const Team& team, std::span<T> target,
+                std::span<const std::type_identity_t<T>> source) {
+  const auto n = static_cast<std::size_t>(team.size());
+  const std::size_t length =
+      detail::block_length(team, "all_to_all", target.size(), source.size(), n, n);
+  all_to_all(team, target.data(), source.data(), length * sizeof(T));
+}
+/// Counts and offsets are in elements and must stay within the spans.
+template <typename T>
+void all_to_all_v(const Team& team, std::span<T> target,
+                  std::span<const std::size_t> receive_counts,
+                  std::span<const std::size_t> receive_offsets,
+                  std::span<const std::type_identity_t<T>> source,
+                  std::span<const std::size_t> send_counts,
+                  std::span<const std::size_t> send_offsets) {
+  detail::all_to_all_v_elements(team, sizeof(T), target.data(), target.size(), receive_counts,
+                                receive_offsets, source.data(), source.size(), send_counts,
+                                send_offsets);
+}
+/// T: int32, int64, float or double.
+template <typename T>
+void reduce(const Team& team, ReduceOp op, std::span<T> target,
+            std::span<const std::type_identity_t<T>> source) {
+  detail::block_length(team, "reduce", target.size(), source.size(), 1, 1);
+  reduce(team, detail::reduced_type<T>(), op, target.data(), source.data(), source.size());
+}
+template <typename T>
+void reduce_scatter(const Team& team, ReduceOp op, std::span<T> target,
+                    std::span<const std::type_identity_t<T>> source) {
+  const auto n = static_cast<std::size_t>(team.size());
+  detail::block_length(team, "reduce_scatter", target.size(), source.size(), 1, n);
+  reduce_scatter(team, detail::reduced_type<T>(), op, target.data(), source.data(), target.size());
+}
 
 }  // namespace shoal

@@ -3,8 +3,8 @@
 // Needs no CUDA header.
 //
 //   const shoal::cuda::StreamCollectives on(world.team(), stream);
-//   on.reduce(shoal::ReduceOp::sum, sums.data(), values.data(), 1024);  // float, int, ...
-//   on.all_gather(all.data(), mine.data(), bytes);
+//   on.reduce(shoal::ReduceOp::sum, sums.span(), values.span());  // float, int, ...
+//   on.all_gather(all.span(), mine.span());
 //
 // The contract is that of shoal/collective.hpp, in stream order: a call checks its arguments,
 // queues its work and returns. Every PE of the team queues the same calls in the same order, with
@@ -34,6 +34,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include <shoal/collective.hpp>
@@ -109,6 +110,39 @@ class StreamCollectives {
   void reduce_scatter(ElementType type, ReduceOp op, void* target, const void* source,
                       std::size_t count) const;
 
+  // The same with spans of elements, as those of shoal/collective.hpp; reductions take the types of
+  // element_type_of.
+
+  template <typename T>
+  void broadcast(std::span<T> target, std::span<const std::type_identity_t<T>> source,
+                 Pe root) const {
+    shoal::detail::block_length("broadcast", target.size(), source.size(), 1, 1);
+    broadcast(target.data(), source.data(), source.size_bytes(), root);
+  }
+  template <typename T>
+  void all_gather(std::span<T> target, std::span<const std::type_identity_t<T>> source) const {
+    shoal::detail::block_length("all_gather", target.size(), source.size(), pes(), 1);
+    all_gather(target.data(), source.data(), source.size_bytes());
+  }
+  template <typename T>
+  void all_to_all(std::span<T> target, std::span<const std::type_identity_t<T>> source) const {
+    const std::size_t length =
+        shoal::detail::block_length("all_to_all", target.size(), source.size(), pes(), pes());
+    all_to_all(target.data(), source.data(), length * sizeof(T));
+  }
+  template <typename T>
+  void reduce(ReduceOp op, std::span<T> target,
+              std::span<const std::type_identity_t<T>> source) const {
+    shoal::detail::block_length("reduce", target.size(), source.size(), 1, 1);
+    reduce(element_type_of<T>(), op, target.data(), source.data(), source.size());
+  }
+  template <typename T>
+  void reduce_scatter(ReduceOp op, std::span<T> target,
+                      std::span<const std::type_identity_t<T>> source) const {
+    shoal::detail::block_length("reduce_scatter", target.size(), source.size(), 1, pes());
+    reduce_scatter(element_type_of<T>(), op, target.data(), source.data(), target.size());
+  }
+
   template <typename T>
   void reduce(ReduceOp op, T* target, const std::type_identity_t<T>* source,
               std::size_t count) const {
@@ -121,6 +155,8 @@ class StreamCollectives {
   }
 
  private:
+  std::size_t pes() const noexcept { return static_cast<std::size_t>(team_.size()); }
+
   Team team_;
   Stream stream_;
 };

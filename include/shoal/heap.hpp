@@ -95,7 +95,7 @@ class SymmetricHeap {
   /// heap is unchanged and the call can be repeated with the right pointer.
   void free(void* pointer);
 
-  /// Allocates `count` elements, zeroed, owned by the returned object. Collective. Throws as malloc.
+  /// Allocates `count` elements, zeroed, owned by the result. Collective. Throws as malloc.
   template <typename T>
   SymmetricArray<T> allocate(std::size_t count);
 

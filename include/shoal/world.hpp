@@ -6,12 +6,19 @@
 //   auto box = world.heap().allocate<float>(1024);
 //   world.put(box.on((world.my_pe() + 1) % world.n_pes()), std::vector<float>(1024, 1.0f));
 //   shoal::barrier(world.team());                   // shoal/collective.hpp
-//   box = {};                                       // collective
 //   world.close();                                  // collective
 //
 // Worlds are objects: a process may hold several, with different PEs, at once or one after another.
 // A PE is a process or a thread. A World is a handle; copies name the same world. One thread uses a
 // world at a time, except for const queries.
+//
+// Ownership. Worlds, teams and symmetric arrays are released when their last handle is destroyed.
+// Destructors never communicate, so PEs destroy in any order, on any thread, and during exceptions.
+// A destroyed array returns to the heap at the next heap call (malloc, align, calloc, allocate,
+// free), a destroyed team at the next split of its parent: once all its PEs have destroyed it.
+// close() of a world and free() of an array or team are collective and release at once. close
+// succeeds with live arrays; their memory stays readable until they are destroyed, and calls on
+// them throw Error{closed}.
 //
 // Ordering (OpenSHMEM 1.5, section 9.12). fence orders earlier put, put_nbi and atomics to a PE
 // ahead of later ones to the same PE; quiet completes them at all PEs. Blocking calls return when
@@ -86,7 +93,8 @@ class World {
   /// future throws what open throws. Any one thread may use the world.
   static std::future<World> open_async(WorldOptions options = WorldOptions::from_environment());
 
-  /// Ends the world after a barrier. Collective. Heap pointers and teams of it become invalid.
+  /// Ends the world after a barrier. Collective. Teams of it become invalid, and pointers of malloc,
+  /// align and calloc; arrays keep this PE's copy readable (SymmetricArray).
   /// Throws Error{timeout} when a PE does not come; the world is closed all the same. That is a
   /// warning once the world has had an ep::Group with mask_failed. Does nothing on a closed world.
   /// The destructor of the last handle of an open world ends it without a barrier.

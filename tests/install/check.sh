@@ -89,6 +89,7 @@ mv "$work/moved" "$work/prefix"
 # Headers: each names the standard it needs, and compiles alone.
 include=(-I "$work/prefix/include")
 strict=(-Wall -Wextra -Werror "${include[@]}")
+clang=$(command -v clang++ clang++-19 | head -n 1 || true)
 compiles_alone() {  # compiles_alone COMPILER SUFFIX
   echo "#include <$name>" >"$work/alone$2"
   (cd "$work" && "${cache[@]}" $1 "${strict[@]}" -c "alone$2" -o alone.o)
@@ -115,7 +116,10 @@ while read -r header; do
     shoal/nvshmem/constants.h | shoal/nvshmem/types.h) ;;  # compiled with nvshmem.h
     shoal/shmem/*.h) asks_for shmem.h ;;
     shoal/nvshmem/*.h) asks_for nvshmem.h ;;
-    *.hpp) compiles_alone "c++ -std=c++20" .cpp ;;
+    *.hpp)
+      compiles_alone "c++ -std=c++20 -Wconversion" .cpp
+      [ -z "$clang" ] || compiles_alone "$clang -std=c++20 -Wconversion" .cpp
+      ;;
     *.h) compiles_alone "cc -std=c11" .c ;;
   esac
 done < <(find "$work/prefix/include" -type f)

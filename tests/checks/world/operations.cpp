@@ -385,6 +385,7 @@ void check_heap(World& world) {
     const auto array = heap.allocate<double>(1000);
     EXPECT_EQ(heap.offset_of(array.data()), array.on(0).address.offset);
   }
+  heap.free(heap.malloc(8));  // releases the array
   EXPECT_EQ(heap.used(), before);
 }
 
@@ -478,7 +479,7 @@ void check_teams(World& world) {
   expect_error(Code::invalid_argument, "stride not 0", [&] { all.split_strided(0, 0, 1); });
   check_disjoint_splits(world);
   expect_error(Code::invalid_argument, "is predefined", [&] { world.team().free(); });
-  expect_error(Code::invalid_argument, "is invalid", [] { Team().size(), Team().world_pe(0); });
+  expect_error(Code::invalid_argument, "is invalid", [] { Team().world_pe(0); });
   expect_error(Code::invalid_argument, "it has PEs 0 to", [&] { all.world_pe(n); });
 
   for (const Pe x_range : {1, 2, 3, n, n + 5}) {

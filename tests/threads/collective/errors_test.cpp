@@ -270,5 +270,65 @@ TEST(CollectiveErrors, AMissingPeIsNamed) {
   run(body, std::chrono::milliseconds(250));
 }
 
+TEST(Collectives, SpansCountElements) {
+  Settings settings;
+  settings.symmetric_size = 8 << 20;
+  settings.timeout = std::chrono::milliseconds(20'000);
+  run_threads(3, settings, [](World& world) {
+    const Team team = world.team();
+    const Pe me = world.my_pe();
+    auto one = world.heap().allocate<double>(2), all = world.heap().allocate<double>(6);
+    auto back = world.heap().allocate<double>(6);
+    one[0] = me;
+    one[1] = 10 + me;
+    all_gather(team, all.span(), one.span());
+    for (Pe pe = 0; pe < 3; ++pe) {
+      const auto block = static_cast<std::size_t>(2 * pe);
+      EXPECT_EQ(all[block], pe);
+      EXPECT_EQ(all[block + 1], 10 + pe);
+    }
+    for (std::size_t i = 0; i < 6; ++i) all[i] = 100 * me + static_cast<double>(i);
+    all_to_all(team, back.span(), all.span());
+    for (std::size_t i = 0; i < 6; ++i)
+      EXPECT_EQ(back[i], 100.0 * static_cast<double>(i / 2) + 2 * me + static_cast<double>(i % 2));
+    broadcast(team, back.span(), all.span(), 2);
+    EXPECT_EQ(back[5], 205);
+    reduce(team, ReduceOp::max, back.span(), all.span());
+    EXPECT_EQ(back[4], 204);
+    reduce_scatter(team, ReduceOp::sum, one.span(), all.span());
+    EXPECT_EQ(one[1], 300 + 3 * (2 * me + 1));
+    // PE i sends i elements to each PE, from its end; unused offsets may be anything.
+    const auto n = static_cast<std::size_t>(me);
+    const std::vector<std::size_t> send{n, n, n}, from(3, me == 0 ? 99 : 6 - n);
+    const std::vector<std::size_t> receive{0, 1, 2}, to{77, 0, 1};
+    back[3] = -1;
+    all_to_all_v(team, back.span(), receive, to, all.span(), send, from);
+    EXPECT_EQ(back[0], 105);
+    EXPECT_EQ(back[1], 204);
+    EXPECT_EQ(back[2], 205);
+    EXPECT_EQ(back[3], -1);
+
+    const auto refuse = [&](const char* part, const std::function<void()>& call) {
+      sync(team);  // the PEs refuse the same call
+      expect_error(Code::invalid_argument, part, call);
+    };
+    refuse("broadcast: target has 2 elements and source 6",
+           [&] { broadcast(team, one.span(), all.span(), 0); });
+    refuse("allowed: 3 and 1 times", [&] { all_gather(team, all.span().first(5), one.span()); });
+    refuse("all_to_all: target has 5",
+           [&] { all_to_all(team, back.span().first(5), all.span().first(5)); });
+    refuse("reduce: target has", [&] { reduce(team, ReduceOp::sum, one.span(), all.span()); });
+    refuse("reduce_scatter: target has",
+           [&] { reduce_scatter(team, ReduceOp::sum, all.span(), all.span()); });
+    const std::vector<std::size_t> past{0, 0, 7};
+    refuse("7 elements from element 1",
+           [&] { all_to_all_v(team, back.span(), past, to, all.span(), send, from); });
+    refuse("has 2 counts", [&] {
+      all_to_all_v(team, back.span(), std::span(receive).first(2), to, all.span(), send, from);
+    });
+    all_gather(team, all.span(), one.span());
+  });
+}
+
 }  // namespace
 }  // namespace shoal
