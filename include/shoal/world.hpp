@@ -93,8 +93,8 @@ class World {
   /// future throws what open throws. Any one thread may use the world.
   static std::future<World> open_async(WorldOptions options = WorldOptions::from_environment());
 
-  /// Ends the world after a barrier. Collective. Teams of it become invalid, and pointers of malloc,
-  /// align and calloc; arrays keep this PE's copy readable (SymmetricArray).
+  /// Ends the world after a barrier. Collective. Its teams become invalid, and so do pointers of
+  /// malloc, align and calloc; arrays keep this PE's copy readable (SymmetricArray).
   /// Throws Error{timeout} when a PE does not come; the world is closed all the same. That is a
   /// warning once the world has had an ep::Group with mask_failed. Does nothing on a closed world.
   /// The destructor of the last handle of an open world ends it without a barrier.
