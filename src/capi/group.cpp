@@ -115,6 +115,7 @@ shoal_status shoal_ep_group_close(shoal_ep_group* group) {
 }
 
 shoal_status shoal_ep_group_destroy(shoal_ep_group* group) {
+  if (group != nullptr) (void)shoal_ep_group_close(group);  // the destructor does not communicate
   return destroy(group);
 }
 

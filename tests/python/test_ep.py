@@ -271,15 +271,14 @@ def test_options_that_cannot_be_are_refused(options, error, message, settings):
         with_group(lambda group, pe: None, settings, **options)
 
 
-def test_results_hold_the_groups_memory(settings):
+def test_results_outlive_their_group(settings):
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
-        held = group.dispatch(rows, group.route(indices)).x
-        with pytest.raises(shoal.InvalidArgumentError, match="results"):
-            group.close()
-        copy = held.copy()
-        del held
-        return np.array_equal(copy, expected_dispatch(pe)[0])
+        held = group.dispatch(rows, group.route(indices))
+        group.close()
+        with pytest.raises(shoal.ClosedError, match="the group is closed"):
+            group.combine(held.x, held.handle)
+        return np.array_equal(held.x, expected_dispatch(pe)[0])
 
     assert all(with_group(body, settings))
 

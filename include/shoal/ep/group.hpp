@@ -26,9 +26,10 @@
 // GPU memory. On the host they may start anywhere, but calls copy rows that are not aligned so.
 //
 // Memory. A group lies where its world's heap lies (SHOAL_HEAP): on the host, or in GPU memory.
-// Results lie there as well and must be gone before World::close. World::close first completes the
-// operations queued on the group's thread and stream; in a world that has failed, operations that
-// have not begun throw Error{closed}. On GPUs tensors are device tensors, and calls return when
+// Results lie there as well. They stay readable until their last copy is gone, also after
+// Group::close and World::close. World::close first completes the operations queued on the group's
+// thread and stream; in a world that has failed, operations that have not begun throw
+// Error{closed}. On GPUs tensors are device tensors, and calls return when
 // their kernels are queued on a stream (Launch). A dispatch without worst_case_rows or a cached
 // handle waits on the host for its sizes. Other calls can be captured in a CUDA graph, any number
 // of them and also as the first ones, except: copy_out, combine without memory for its results, and
@@ -98,14 +99,18 @@ class Group {
   Group(const Team& team, const GroupOptions& options);
   Group(Group&&) noexcept = default;
   Group& operator=(Group&&) noexcept;
-  /// As close, but keeps the memory until the world closes when results are still held or a rank
-  /// has failed. Never throws.
+  /// Local: waits for this rank's own calls and kernels, never for another rank. The memory returns
+  /// to the heap when the next group of the world is created or closed, once all ranks have
+  /// destroyed the group and released its results. After a failure it stays allocated until the
+  /// world closes. Never throws.
   ~Group();
 
-  /// Returns the group's memory to the heap. Collective, over the world as the constructor is.
-  /// Throws Error{invalid_argument} on all ranks when any of them still holds results, and
-  /// Error{timeout} when a rank does not come. With mask_failed the latter is a warning, and the
-  /// memory stays allocated until the world closes. Does nothing on a closed group.
+  /// Ends the group and returns its memory to the heap. Collective, over the world as the
+  /// constructor is. Results that a rank still holds stay readable until their last copy is gone;
+  /// the memory then returns as after the destructor. Calls with them, on this group or another,
+  /// throw Error{closed} naming the dispatch. Throws Error{timeout} when a rank does not come. With
+  /// mask_failed that is a warning, and the memory stays allocated until the world closes. Does
+  /// nothing on a closed group.
   void close();
 
   const Team& team() const;

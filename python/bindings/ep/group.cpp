@@ -133,8 +133,8 @@ void bind_lifetime(nb::class_<Group>& group) {
           "transport between them."_doc)
       .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>(),
            "Frees the group's memory. Collective. Without close() the memory is freed when the "
-           "world closes; the garbage collector never frees it. Raises InvalidArgumentError on all "
-           "ranks while one of them holds results."_doc)
+           "world closes; the garbage collector never frees it. Results that a rank still holds "
+           "stay readable until they are released; calls with them raise ClosedError."_doc)
       .def(
           "warmup", [](Group& self) { self.group.warmup(); },
           nb::call_guard<nb::gil_scoped_release>(),

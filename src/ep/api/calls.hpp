@@ -18,6 +18,22 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
 /// Like working_group, but also waits for asynchronous calls, so that operations keep their order.
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call);
 
+/// Throws Error{closed} for a handle of operation `epoch` of a closed group.
+[[noreturn]] void fail_closed_result(const char* call, const char* operation, std::uint64_t epoch);
+
+/// As idle_group, for a call with a handle: where its group is closed, which can be this one or
+/// another, the error names the result.
+template <typename Handle>
+GroupState& idle_group_for(const std::shared_ptr<GroupState>& state, const char* call,
+                           const char* operation, const Handle& handle) {
+  if (state != nullptr && handle.valid()) {
+    const auto made_by = handle.state()->group.lock();
+    if (made_by == nullptr || made_by->closed)
+      fail_closed_result(call, operation, handle.state()->epoch);
+  }
+  return idle_group(state, call);
+}
+
 using shoal::detail::CallKind;
 
 /// The number of the last operation of a kind.

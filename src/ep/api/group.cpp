@@ -9,6 +9,7 @@
 #include "ep/api/agreement.hpp"
 #include "ep/api/calls.hpp"
 #include "ep/group/block_map.hpp"
+#include "ep/group/blocks.hpp"
 #include "ep/group/checks.hpp"
 #include "ep/group/modes.hpp"
 #include "fabric/fabric.hpp"
@@ -40,6 +41,14 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
   fail(Code::closed, "{}: {}", call, reason);
 }
 
+void fail_closed_result(const char* call, const char* operation, std::uint64_t epoch) {
+  fail(
+      Code::closed,
+      "{}: the group is closed that made the handle ({} {}); its results can still be read, and no "
+      "call takes them",
+      call, operation, epoch);
+}
+
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call) {
   if (state != nullptr) state->drain_work_queue();
   return working_group(state, call);
@@ -66,33 +75,31 @@ void take_memory(GroupState& state) {
   }
 }
 
-/// Returns the memory unless a PE holds results; true if it was returned. Collective.
-bool release_memory(GroupState& state) {
+/// Returns the memory to the heap, or leaves that to the last result where a PE holds some.
+/// Collective.
+void release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
-  if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
+  const bool held = any_pe(state, state.arena.regions() > 0, "ep group close");
   state.backend->stop_counting();
+  state.closed = true;
+  if (held) return;
   state.backend->release();
   state.map = {};
-  if (state.plan.staging)
-    shoal::detail::release_staging(*state.world, state.host_offset);
-  else
-    state.world->heap().free(state.block);
-  state.closed = true;
-  return true;
+  state.memory.release();
 }
 
-/// Releases a group for its destructor. Other ranks may never call while an exception unwinds or
-/// after a failure; the memory then stays allocated until the world closes.
-void release_quietly(GroupState& state) {
+/// Ends this PE's use of a group that is not closed. Local: waits only for calls and kernels of
+/// this PE, which have deadlines. After a failure other ranks may still write to the memory, which
+/// then stays allocated until the world closes.
+void abandon(GroupState& state) {
   state.drain_work_queue();
-  state.team.state();  // throws where the world is closed: it released the memory
+  if (!state.world->is_open()) return;  // it released the memory
+  state.keeps_memory = true;
   if (std::uncaught_exceptions() > 0 || !state.failure.empty()) return;
   state.backend->drain();  // throws errors of queued work
   if (state.backend->ask_failed_rank() || state.world->health().failure()) return;
-  if (!release_memory(state))
-    log::warn(
-        "an ep::Group was destroyed while results of its dispatches were still held; its memory stays allocated until "
-        "the world closes");
+  state.keeps_memory = false;
+  state.backend->stop_counting();
 }
 
 void require_masks(const GroupState& group, const char* call) {
@@ -109,8 +116,10 @@ using detail::open_group;
 Group::Group(const Team& team, const GroupOptions& options)
     : state_(detail::agree_on_group(team, options)) {
   detail::GroupState& state = *state_;
+  detail::release_offered_blocks(*state.world);
   detail::take_memory(state);
   state.backend->open();
+  state.memory = detail::Block(*state.world, state.block_offset, state.plan.staging);
   state.map =
       detail::show_block(state, state.plan.staging ? "staging memory" : "heap", state.block_offset,
                          state.plan.bytes, state.peers, state.backend->regions());
@@ -129,7 +138,7 @@ Group& Group::operator=(Group&& other) noexcept {
 Group::~Group() {
   if (!state_ || state_->closed) return;
   try {
-    detail::release_quietly(*state_);
+    detail::abandon(*state_);
   } catch (const Error& error) {
     if (error.code() != Code::closed)
       log::warn("an ep::Group could not return its memory: {}", error.what());
@@ -145,22 +154,19 @@ void Group::close() {
   state_->drain_work_queue();
   require(state_->failure.empty(), Code::closed, "close: the group failed before: {}",
           state_->failure);
-  bool released = false;
   try {
-    released = detail::release_memory(*state_);
+    detail::release_memory(*state_);
   } catch (const Error& error) {
     if (!state_->options.mask_failed || error.code() != Code::timeout) throw;
     log::warn(
         "an ep::Group was closed on PE {} alone: the other ranks may continue without it "
         "(GroupOptions.mask_failed); its memory stays allocated until the world closes: {}",
         state_->world->my_pe(), reason_of(error));
+    state_->keeps_memory = true;
     state_->closed = true;
     return;
   }
-  require(
-      released, Code::invalid_argument,
-      "close: a rank still holds results of a dispatch; release all tensors of Dispatched first (this PE holds {})",
-      state_->arena.regions());
+  detail::release_offered_blocks(*state_->world);
 }
 
 const Team& Group::team() const {

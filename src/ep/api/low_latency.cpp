@@ -162,7 +162,7 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
                                           const TensorView& weights, const LowLatencyHandle& handle,
                                           const LowLatencyCombineOptions& options) {
   const char* call = "low_latency_combine";
-  detail::GroupState& group = detail::idle_group(state_, call);
+  detail::GroupState& group = detail::idle_group_for(state_, call, "low_latency_dispatch", handle);
   return detail::refusable(group, detail::CallKind::low_latency_combine, [&] {
     detail::check_low_latency_combine(group, y, topk_idx, weights, handle.state().get(), options);
     const Tensor rows = detail::aligned_rows(y);

@@ -105,7 +105,7 @@ Routing Group::route(const TensorView& topk_idx, const RouteOptions& options) co
 }
 
 void Group::unpack(const Dispatched& received, const UnpackOptions& to) {
-  detail::GroupState& group = detail::idle_group(state_, "unpack");
+  detail::GroupState& group = detail::idle_group_for(state_, "unpack", "dispatch", received.handle);
   detail::refusable(group, detail::CallKind::normal, [&] {
     detail::check_handle(group, "unpack", received.handle);
     detail::check_launch(group, "unpack", to.launch);
@@ -130,11 +130,13 @@ Dispatched Group::dispatch(const TensorView& x, const Routing& routing,
 
 Dispatched Group::dispatch(const TensorView& x, const Handle& handle,
                            const DispatchOptions& options) {
-  return detail::run_dispatch(detail::idle_group(state_, "dispatch"), x, nullptr, &handle, options);
+  return detail::run_dispatch(detail::idle_group_for(state_, "dispatch", "dispatch", handle), x,
+                              nullptr, &handle, options);
 }
 
 Combined Group::combine(const TensorView& y, const Handle& handle, const CombineOptions& options) {
-  return detail::run_combine(detail::idle_group(state_, "combine"), y, handle, options);
+  return detail::run_combine(detail::idle_group_for(state_, "combine", "dispatch", handle), y,
+                             handle, options);
 }
 
 namespace {

@@ -47,6 +47,7 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
 
 GroupState::~GroupState() {
   backend->stop_counting();  // before the record goes
+  if (keeps_memory) memory.keep();
 }
 
 WorkQueue& GroupState::work_queue(const char* call) {
@@ -77,6 +78,11 @@ std::string describe_given_up(const GroupState& group, std::int32_t by, std::int
 }
 
 void GroupState::close_with_world(shoal::detail::WorldEnd end) noexcept {
+  end_calls(end);
+  if (arena.regions() > 0) mapping = world->heap().memory_owner();
+}
+
+void GroupState::end_calls(shoal::detail::WorldEnd end) noexcept {
   if (closed) return;
   WorkQueue* queue = nullptr;
   {

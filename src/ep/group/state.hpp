@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ep/group/blocks.hpp"
 #include "ep/group/work_queue.hpp"
 #include "ep/plan/arena.hpp"
 #include "ep/plan/nodes.hpp"
@@ -56,8 +57,10 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   const Team team;
   const GroupOptions options;
   const std::shared_ptr<shoal::detail::WorldState> world;
-  const std::int32_t me;  ///< this rank
-  const Device device;    ///< of the group's tensors
+  std::shared_ptr<void> mapping;  ///< of the heap, once its world is closed and results are held
+  Block memory;                   ///< this rank's block; offered once the backend is gone
+  const std::int32_t me;          ///< this rank
+  const Device device;            ///< of the group's tensors
   const Nodes nodes;
   const Shape shape;
   const std::chrono::milliseconds timeout;
@@ -89,6 +92,8 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   shoal::detail::record::GroupRecorder recorder;
   shoal::detail::record::MapRecorder map;  ///< of the group's block
   bool record_written = false;             ///< to SHOAL_FLIGHT_DIR, after a failure
+  /// Other ranks may still write to the memory, which stays allocated until the world closes.
+  bool keeps_memory = false;
 
   /// The address here of heap byte `offset` of a rank; nullptr on other nodes.
   std::byte* heap_of(std::int32_t rank, std::uint64_t offset) const {
@@ -107,9 +112,12 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   void drain_work_queue();
   /// Completes the queued calls (WorldEnd::closed), or fails those that have not begun; then waits
   /// for the backend's queued work.
+  /// Results that are held then stay readable.
   void close_with_world(shoal::detail::WorldEnd end) noexcept override;
 
  private:
+  void end_calls(shoal::detail::WorldEnd end) noexcept;
+
   std::mutex work_queue_mutex_;
   std::unique_ptr<WorkQueue> work_queue_;
   std::atomic<bool> has_work_queue_ = false;

@@ -2,6 +2,7 @@
 // Statistics of a group, the resources that it owns, and their release.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <numeric>
 #include <thread>
@@ -97,14 +98,16 @@ TEST(EpLifecycle, MovingAGroupMovesItsMemory) {
     const std::size_t one = world.heap().used();
     ep::Group second(world.team(), options_for(other));
     EXPECT_GT(world.heap().used(), one);
-    group = std::move(second);  // returns what `group` had
-    EXPECT_EQ(world.heap().used(), one);
+    group = std::move(second);  // drops what `group` had
     check_normal(group, other);
     expect_error(Code::closed, "closed",
                  [&] { second.warmup(); });  // NOLINT(bugprone-use-after-move)
     ep::Group third(std::move(group));
     check_low_latency(third, other, ep::Reduction::exact, false);
     third = ep::Group();
+    ep::Group last(world.team(), options_for(c));  // releases what all ranks have dropped
+    EXPECT_EQ(world.heap().used(), one);
+    last.close();
     EXPECT_EQ(world.heap().used(), none);
   });
 }
@@ -140,7 +143,7 @@ TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
       threads = entries("/proc/self/task");
     }
     sync(world.team());
-    for (int i = 0; i < 200; ++i) cycle(i % 2 == 0);
+    for (int i = 0; i < 201; ++i) cycle(i % 2 == 0);
     EXPECT_EQ(world.heap().used(), used);
     sync(world.team());
     if (world.my_pe() == 0) {  // listing a directory takes a descriptor: one PE at a time
@@ -148,6 +151,42 @@ TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
       expect_entries("/proc/self/task", threads);
     }
     sync(world.team());
+  });
+}
+
+TEST(EpLifecycle, TheDestructorWaitsForNoOtherRank) {
+  const EpCase c = small_case(3);
+  std::atomic<bool> destroyed = false;
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    const std::size_t none = world.heap().used();
+    const Inputs in(c, world.my_pe());
+    {
+      ep::Group group(world.team(), options_for(c));
+      group.dispatch(in.x, group.route(in.topk_idx));
+      sync(world.team());
+      // The others keep their groups until rank 0 has destroyed its own.
+      if (world.my_pe() != 0) EXPECT_TRUE(wait_for([&] { return destroyed.load(); }));
+    }
+    if (world.my_pe() == 0) destroyed = true;
+    ep::Group(world.team(), options_for(c)).close();
+    EXPECT_EQ(world.heap().used(), none);
+  });
+}
+
+TEST(EpLifecycle, ResultsOutliveTheirWorld) {
+  const EpCase c = small_case(2, 26);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    const Inputs in(c, world.my_pe());
+    ep::Group group(world.team(), options_for(c));
+    const ep::Dispatched held = group.dispatch(in.x, group.route(in.topk_idx));
+    const std::vector<std::byte> rows(held.x.as<std::byte>(),
+                                      held.x.as<std::byte>() + held.x.bytes());
+    world.close();
+    EXPECT_TRUE(std::equal(rows.begin(), rows.end(), held.x.as<std::byte>()));
+    expect_error(Code::closed, "combine: the group is closed that made the handle (dispatch 1)",
+                 [&] { group.combine(held.x, held.handle); });
+    group = ep::Group();
+    EXPECT_TRUE(std::equal(rows.begin(), rows.end(), held.x.as<std::byte>()));
   });
 }
 

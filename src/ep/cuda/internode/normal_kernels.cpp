@@ -28,8 +28,9 @@ NormalKernels::NormalKernels(GroupState& state, const detail::Nodes& nodes)
 void NormalKernels::open() {
   GroupState& state = group.state;
   auto& heap = state.world->heap();
-  memory_ = static_cast<std::byte*>(heap.malloc(internode_.end()));
-  const std::size_t offset = heap.offset_of(memory_);
+  void* const memory = heap.malloc(internode_.end());
+  const std::size_t offset = heap.offset_of(memory);
+  memory_ = detail::Block(*state.world, offset, false);
   std::vector<std::byte*> blocks;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     std::byte* const base = state.world->fabric().peer_base(state.world_pe(rank));
@@ -40,7 +41,7 @@ void NormalKernels::open() {
       state, "heap", offset, internode_.end(), blocks,
       detail::regions_of(layout_, internode_.grid().layout, normal_shape(state)));
   state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results));
-  group.network = path_of(state, memory_, internode_.end());
+  group.network = path_of(state, memory, internode_.end());
   group.driver_moves_rows = driver_moves_rows(state, group.network);
   group.loads_lazily = memory::cuda::loads_lazily();
   internode_.open(group.network);
@@ -56,8 +57,7 @@ void NormalKernels::drain() {
 
 void NormalKernels::release() {
   map_ = {};
-  if (memory_ != nullptr) group.state.world->heap().free(memory_);
-  memory_ = nullptr;
+  memory_.release();
 }
 
 }  // namespace shoal::ep::cuda

@@ -11,9 +11,16 @@ namespace shoal::ep::cuda {
 /// Normal mode with a block of its own in the heap: a DeviceLayout without low-latency mode, then
 /// the rings (RailLayout). The arena of GroupState describes the receive area of this block.
 class NormalKernels {
+  detail::Block memory_;  // offered after all other members are gone
+
  public:
   /// `nodes`: ranks whose GPUs reach each other by loads and stores.
   NormalKernels(GroupState& state, const detail::Nodes& nodes);
+  ~NormalKernels() {
+    if (group.state.keeps_memory) memory_.keep();
+  }
+  NormalKernels(const NormalKernels&) = delete;
+  NormalKernels& operator=(const NormalKernels&) = delete;
 
   /// Takes the memory. Collective. Throws Error{exhausted} on all ranks where the heap is full.
   void open();
@@ -28,7 +35,6 @@ class NormalKernels {
  private:
   const detail::DeviceLayout layout_;
   Internode internode_;
-  std::byte* memory_ = nullptr;
   shoal::detail::record::MapRecorder map_;
 
  public:

@@ -259,6 +259,7 @@ std::shared_ptr<CudaHandle> Normal::make_handle(const detail::DispatchCall& call
   auto handle = std::make_shared<CudaHandle>();
   handle->routing = call.routing;
   handle->group = state_.weak_from_this();
+  handle->epoch = state_.epoch + 1;  // of the dispatch that is about to be queued
   handle->block = group_.take(handles_);
   handle->arrays =
       handle_arrays(static_cast<std::byte*>(handle->block.get()), state_.shape, nullptr);
