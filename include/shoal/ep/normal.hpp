@@ -73,8 +73,8 @@ struct DispatchOptions {
   Launch launch{};
 };
 
-/// The rows that a rank received. Tensors lie in the symmetric heap and stay readable while any copy
-/// of them lives, also after Group::close and World::close. With `slots` = top_k, or 1 in the
+/// The rows that a rank received. Tensors lie in the symmetric heap and stay readable while any
+/// copy of them lives, also after Group::close and World::close. With `slots` = top_k, or 1 in the
 /// expert-major layout:
 ///
 /// | field | shape | set |

@@ -79,10 +79,13 @@ void take_memory(GroupState& state) {
 /// Collective.
 void release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
+  if (const auto failed = state.backend->ask_failed_rank(); failed && !state.options.mask_failed)
+    fail(Code::closed, "close: {}",
+         describe_given_up(state, *failed, state.backend->cause_of(*failed)));
   const bool held = any_pe(state, state.arena.regions() > 0, "ep group close");
   state.backend->stop_counting();
   state.closed = true;
-  if (held) return;
+  if (held) return state.offer_memory();
   state.backend->release();
   state.map = {};
   state.memory.release();

@@ -60,14 +60,20 @@ void release_block(WorldState& world, std::size_t offset, bool staging) {
 Block::Block(WorldState& world, std::size_t offset, bool staging)
     : world_(&world), offset_(offset), staging_(staging), offered_(blocks_of(world)) {}
 
-Block::~Block() {
-  if (offered_ == nullptr) return;
+bool Block::take() noexcept {
+  if (offered_ == nullptr) return false;
+  const std::lock_guard lock(offered_->mutex);
+  return !std::exchange(taken_, true);
+}
+
+void Block::offer() noexcept {
+  if (!take()) return;
   const std::lock_guard lock(offered_->mutex);
   offered_->keys.insert(Key{offset_} << 1 | (staging_ ? 1 : 0));
 }
 
 void Block::release() {
-  if (std::exchange(offered_, nullptr) != nullptr) release_block(*world_, offset_, staging_);
+  if (take()) release_block(*world_, offset_, staging_);
 }
 
 void release_offered_blocks(WorldState& world) {

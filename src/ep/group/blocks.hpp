@@ -23,18 +23,24 @@ class Block {
   Block(shoal::detail::WorldState& world, std::size_t offset, bool staging);
   Block(Block&&) noexcept = default;
   Block& operator=(Block&&) noexcept = default;
-  ~Block();
+  ~Block() { offer(); }
 
+  /// What the destructor does. Any thread; has an effect once.
+  void offer() noexcept;
   /// Releases the memory at once. Collective over the world.
   void release();
   /// Leaves the memory allocated until the world closes: other ranks may still write to it.
-  void keep() noexcept { offered_.reset(); }
+  void keep() noexcept { (void)take(); }
 
  private:
+  /// True for the first of all calls of offer, release and keep.
+  bool take() noexcept;
+
   shoal::detail::WorldState* world_ = nullptr;
   std::size_t offset_ = 0;
   bool staging_ = false;
-  std::shared_ptr<OfferedBlocks> offered_;  ///< of the world; nullptr: none, released or kept
+  bool taken_ = false;
+  std::shared_ptr<OfferedBlocks> offered_;  ///< of the world; nullptr: no block
 };
 
 /// Releases the blocks that all PEs of the world have offered. Collective over the world.

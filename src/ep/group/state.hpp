@@ -110,6 +110,10 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   WorkQueue& work_queue(const char* call);
   /// Waits until all asynchronous calls so far have ended.
   void drain_work_queue();
+  /// Offers the memory of a group that is closed for release, unless a result is held.
+  void offer_memory() noexcept {
+    if (!keeps_memory && arena.regions() == 0) memory.offer();
+  }
   /// Completes the queued calls (WorldEnd::closed), or fails those that have not begun; then waits
   /// for the backend's queued work.
   /// Results that are held then stay readable.
@@ -132,7 +136,10 @@ std::string describe_given_up(const GroupState& group, std::int32_t by, std::int
 /// A region of the receive area. The last tensor that refers to it releases it.
 struct Region {
   Region(std::shared_ptr<GroupState> state, std::size_t at) : group(std::move(state)), offset(at) {}
-  ~Region() { group->arena.release(offset); }
+  ~Region() {
+    group->arena.release(offset);
+    if (group->closed) group->offer_memory();
+  }
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
