@@ -77,6 +77,7 @@ INTERNALS = {
     ("tools/run/main.cpp",): ("base/log.hpp",),
     # shoal-info reports the parts of a build and of a machine that programs never see.
     ("tools/info/",): (
+        "base/messages/table.hpp",
         "base/plugin.hpp",
         "bootstrap/launcher/",
         "ep/host/group/loads.hpp",

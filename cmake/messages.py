@@ -1,18 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The error messages of the library, out of its sources, and whether docs/guide/troubleshooting.md
-has an entry for each that does not say itself what is allowed.
+"""The error messages of the library: their ids in the sources, and the table of causes and cures.
 
-Usage: messages.py [--list] [ROOT]. --list prints "file:line: message" for every one, fields as "…":
-the raw material of the page. Otherwise prints each message without an entry, each entry without a
-message, and exits with 1 when there is any, else 0.
+Usage: messages.py [--list | --page] [ROOT]. --list prints "file:line: message" for every message,
+fields as "…". --page prints docs/reference/messages.md. Otherwise prints each fault and exits with
+1 when there is any, else 0.
 
 A message is a text that is given to fail, require, fail_errno, an Error or a warning, and any other
-text of at least four words that names a setting, says what is allowed, or begins with "cannot":
-those reach a user inside other messages. A message with the word "allowed" or "must" needs no
-entry. An entry is a text in backticks in a heading, or in the first cell of a table's row, which
-may have several: it stands for all messages that begin so, where "…" is any text. An entry may also
-stand for any other text of the sources.
+text that begins with an id: it reaches a user inside other messages. A message begins with its id,
+as in "SHOAL-N114: hidden is {}". A text that consists of fields passes on another message and needs
+none. The table is in src/base/messages/*.cpp; its rows are sorted and each has a message.
 """
 
 import functools
@@ -20,7 +17,10 @@ import re
 import sys
 from pathlib import Path
 
-PAGE = "docs/guide/troubleshooting.md"
+TABLE = "src/base/messages"
+ID = re.compile(r"SHOAL-N(\d+): ")
+STRINGS = r"((?:\s*\"(?:\\.|[^\"\\])*\")+)"
+ROW = re.compile(r"\{(\d+)," + STRINGS + "," + STRINGS + r"\}")
 FIELD = "…"
 # Index of the argument of a call that is the format; the others have their own messages before it.
 CALLS = {"fail": 1, "require": 2, "fail_errno": 0, "Error": 1, "warn": 0, "error": 0}
@@ -28,18 +28,8 @@ CALL = re.compile(
     r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|Error)|log::(warn|error))\s*\("
 )
 # Files in which calls are defined, not made.
-LEFT_OUT = {"src/base/check.hpp", "src/base/error.cpp", "src/base/log.cpp", "src/base/log.hpp"}
-INDIRECT = re.compile(r"^(?!\";)[\w…\"[].*(SHOAL_|allowed: |Setting)|^cannot ")
-# Whose other texts are no messages.
-NO_MESSAGES = {
-    "src/base/settings.cpp",
-    "src/base/settings_table.cpp",
-    "src/pe/agreement.cpp",
-    "src/startup/connectivity_report.cpp",
-    "src/shmem/program.cpp",
-}
-REMEDY = re.compile(r"\b(?:allowed|must)\b")  # such messages need no entry
-SHORTEST = 8  # characters of an entry other than fields, so that no entry matches everything
+NO_CALLS = {"src/base/check.hpp", "src/base/error.cpp", "src/base/log.cpp", "src/base/log.hpp"}
+SHORTEST = 8  # characters of a message other than fields; shorter ones pass on others
 TOKEN = re.compile(
     r'R"\((?P<raw>.*?)\)"|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|(?P<comment>//[^\n]*|/\*.*?\*/)',
     re.DOTALL,
@@ -93,23 +83,13 @@ def literals(text):
     return found
 
 
-def texts(root):
-    """[(file, line, text)] of all other texts of the sources, which may be parts of messages."""
-    found = []
-    for name, text in sources(root):
-        included = re.sub(r"^\s*#.*", lambda line: " " * len(line[0]), text, flags=re.MULTILINE)
-        for position, literal in literals(included):
-            found.append((name, included.count("\n", 0, position) + 1, normal(literal)))
-    return found
-
-
 @functools.cache
 def sources(root):
     """[(name, text without comments)] of all sources below src/ that may have messages."""
     found = []
     for file in sorted((root / "src").rglob("*")):
         name = file.relative_to(root).as_posix()
-        if file.suffix in {".hpp", ".cpp", ".cu", ".cuh"} and name not in LEFT_OUT:
+        if file.suffix in {".hpp", ".cpp", ".cu", ".cuh"} and name not in NO_CALLS:
             found.append((name, without_comments(file.read_text())))
     return found
 
@@ -117,16 +97,14 @@ def sources(root):
 def messages(root):
     """[(file, line, message)] of all sources below src/, by file and line."""
     direct = direct_messages(root)
-    known = {message for _, _, message in direct}
-    indirect = [
-        (name, line, text)
-        for name, line, text in texts(root)
-        if name not in NO_MESSAGES
-        and text not in known
-        and len(text.split()) >= 4
-        and INDIRECT.search(text)
-    ]
-    return sorted(direct + indirect)
+    known = {(name, message) for name, _, message in direct}
+    found = []
+    for name, text in sources(root):
+        for position, literal in literals(text):
+            message = normal(literal)
+            if ID.match(message) and (name, message) not in known:
+                found.append((name, text.count("\n", 0, position) + 1, message))
+    return sorted(direct + found)
 
 
 def direct_messages(root):
@@ -150,57 +128,82 @@ def direct_messages(root):
     return found
 
 
-@functools.cache
-def pattern_of(entry):
-    return re.compile(".*?".join(re.escape(part) for part in entry.split(FIELD)))
-
-
-def stands_for(entry, message):
-    """Return true if the message begins as the entry says, whose "…" is any text."""
-    return pattern_of(entry).match(message) is not None
-
-
-def entries(page):
-    """[(line, text)] of the page's entries."""
-    found = []
-    for number, line in enumerate(page.splitlines(), 1):
-        match = re.match(r"(?:#+|\|)\s+((?:`[^`]+`(?:, )?)+)\s*(?:\||$)", line)
-        if match:
-            found += [(number, text) for text in re.findall(r"`([^`]+)`", match[1])]
-    return found
+def table(root):
+    """[(file, line, number, cause, cure)] of all rows."""
+    rows = []
+    for file in sorted((root / TABLE).glob("*.cpp")):
+        text = file.read_text()
+        for row in ROW.finditer(text):
+            cause, cure = (
+                "".join(re.findall(r'"((?:\\.|[^"\\])*)"', part)) for part in row.groups()[1:]
+            )
+            line = text.count("\n", 0, row.start()) + 1
+            rows.append((file.relative_to(root).as_posix(), line, int(row[1]), cause, cure))
+    return rows
 
 
 def faults(root):
-    page = (root / PAGE).read_text()
-    known = entries(page)
-    every = messages(root)
-    alive = {text for _, _, text in [*every, *texts(root)]}
-    result = []
-    for name, line, message in every:
-        if not REMEDY.search(message) and not any(stands_for(text, message) for _, text in known):
-            result.append(f"{name}:{line}: {PAGE} has no entry for: {message}")
-    for number, text in known:
-        if len(text.replace(FIELD, "").strip()) < SHORTEST:
-            result.append(f"{PAGE}:{number}: too short to be an entry: {text}")
-        elif not any(stands_for(text, message) for message in alive):
-            result.append(f"{PAGE}:{number}: the sources have no such message: {text}")
-    entry_texts = [text for _, text in known]
+    result, used, rows = [], {}, table(root)
+    for name, line, message in messages(root):
+        if found := ID.match(message):
+            used.setdefault(int(found[1]), (name, line))
+        else:
+            result.append(f"{name}:{line}: without an id: {message}")
+    last = {}
+    for name, line, number, cause, cure in rows:
+        place = f"{name}:{line}: N{number}"
+        if number not in used:
+            result.append(f"{place} has no message")
+        if number <= last.get(name, 0):
+            result.append(f"{place} is not above the row before it, N{last[name]}")
+        last[name] = number
+        if not cause.endswith(".") or not cure.endswith("."):
+            result.append(f"{place}: cause and cure are sentences")
+    numbers = [number for _, _, number, _, _ in rows]
+    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    result += [f"N{number} has several rows" for number in twice]
     result += [
-        f"{PAGE}:{number}: twice: {text}"
-        for i, (number, text) in enumerate(known)
-        if text in entry_texts[:i]
+        f"{name}:{line}: N{number} has no row in {TABLE}"
+        for number, (name, line) in sorted(used.items())
+        if number not in numbers
     ]
     return result
 
 
+def page(root):
+    texts = {}
+    for _, _, message in messages(root):
+        if found := ID.match(message):
+            text = message[found.end() :].strip().replace("|", "\\|").replace("`", "'")
+            texts.setdefault(int(found[1]), {})[text] = True
+    lines = [
+        "# Messages",
+        "",
+        f'Every message of the library, its cause and its cure; fields are "{FIELD}".',
+        "`shoal-info --explain N114` prints one of them. Ids stay the same from version to version.",
+        "Generated from `src/base/messages` and the sources by `./run messages`.",
+        "",
+        "| id | message | cause | cure |",
+        "|---|---|---|---|",
+    ]
+    for _, _, number, cause, cure in sorted(table(root), key=lambda row: row[2]):
+        shown = "<br>".join(f"`{text}`" for text in texts.get(number, []))
+        cells = [f"N{number}", shown, cause.replace("|", "\\|"), cure.replace("|", "\\|")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main():
-    arguments_given = [a for a in sys.argv[1:] if a != "--list"]
-    root = Path(arguments_given[0]) if arguments_given else Path(__file__).resolve().parents[1]
+    given = [a for a in sys.argv[1:] if not a.startswith("--")]
+    root = Path(given[0]) if given else Path(__file__).resolve().parents[1]
     if "--list" in sys.argv:
         print("\n".join(f"{name}:{line}: {message}" for name, line, message in messages(root)))
         return 0
+    if "--page" in sys.argv:
+        print(page(root))
+        return 0
     found = faults(root)
-    print("\n".join(found) if found else f"every message has an entry in {PAGE}")
+    print("\n".join(found) if found else "every message has an id, and every id a cause and a cure")
     return 1 if found else 0
 
 

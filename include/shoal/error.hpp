@@ -9,8 +9,11 @@
 //     world.quiet();
 //   } catch (const shoal::Error& error) {
 //     if (error.code() != shoal::Code::timeout) throw;
-//     std::fprintf(stderr, "%s\n", error.what());
+//     std::fprintf(stderr, "%s\n", error.what());  // "SHOAL-N170: ..."
 //   }
+//
+// Shoal's own messages begin with an id that stays the same from version to version.
+// `shoal-info --explain N170` prints the cause and the cure; docs/reference/messages.md lists all.
 #pragma once
 
 #include <exception>
@@ -40,15 +43,23 @@ std::string_view name_of(Code code) noexcept;
 /// A failure: a code for programs and a message for people.
 class Error : public std::runtime_error {
  public:
-  /// The start of every what(), so that a log line names its origin.
+  /// The start of what() of an error whose reason has no id, so that a log line names its origin.
   static constexpr std::string_view kPrefix = "shoal: ";
+  /// The start of every id, such as "SHOAL-N170".
+  static constexpr std::string_view kIdPrefix = "SHOAL-N";
 
   Error(Code code, const std::string& reason)
-      : std::runtime_error(std::string(kPrefix) + reason), code_(code) {}
+      : std::runtime_error(reason.starts_with(kIdPrefix) ? reason : std::string(kPrefix) + reason),
+        code_(code) {}
   Code code() const noexcept { return code_; }
+  /// The id of the message or, where the message quotes another one, of the first that it quotes;
+  /// empty without any. Valid as long as the Error.
+  std::string_view id() const noexcept;
   /// what() without kPrefix: for use inside another message. Valid as long as the Error.
   std::string_view reason() const noexcept {
-    return std::string_view(what()).substr(kPrefix.size());
+    std::string_view text = what();
+    if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
+    return text;
   }
 
  private:

@@ -8,9 +8,19 @@ import re
 
 
 class Error(RuntimeError):
-    """The base class of all errors of Shoal. Programs test `code`; the message is for people."""
+    """The base class of all errors of Shoal. Programs test `code`; the message is for people.
+
+    Messages of the core begin with an id, such as SHOAL-N170; `shoal-info --explain N170` prints
+    its cause and cure.
+    """
 
     code = "error"
+
+    @property
+    def id(self) -> str | None:
+        """The first id in the message, such as "SHOAL-N170"; None without any."""
+        found = re.search(r"\bSHOAL-N\d+", str(self))
+        return found and found[0]
 
 
 class InvalidArgumentError(Error, ValueError):
@@ -71,8 +81,8 @@ _NAMES = [
     (r"\b(?:SymmetricHeap::|heap\(\)\.|heap\.)free\b", "SymmetricArray.free"),
     (r"\b(?:SymmetricHeap::|heap\(\)\.|heap\.)(?:malloc|calloc|align|allocate)\b", "World.zeros"),
     (r"\bexchange_bytes\b", "Team.exchange"),
-    (r"^(shoal: )(?:shoal::)?(?:ep::)?GroupOptions[.:]+(?=\S)", r"\1ep.Group: "),
-    (r"^(shoal: )(?:shoal::)?(?:ep::)?GateOptions[.:]+(?=\S)", r"\1gate: "),
+    (r"^(\S+: )(?:shoal::)?(?:ep::)?GroupOptions[.:]+(?=\S)", r"\1ep.Group: "),
+    (r"^(\S+: )(?:shoal::)?(?:ep::)?GateOptions[.:]+(?=\S)", r"\1gate: "),
     (r"\b(?:shoal::)?(?:ep::)?GroupOptions(?![.:]+\S)", "ep.Group"),
     (r"\b(?:shoal::)?(?:ep::)?(?:\w*Options|Launch)(?:::|\.)(?=\S)", ""),
     (r"\b(?:shoal::)?ep::(?=\w)", "ep."),

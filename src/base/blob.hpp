@@ -65,7 +65,7 @@ class BlobReader {
  private:
   std::span<const std::byte> take(std::size_t size) {
     require(size <= rest_.size(), Code::mismatch,
-            "a PE of another version of Shoal: its message is {} bytes too short",
+            "SHOAL-N101: a PE of another version of Shoal: its message is {} bytes too short",
             size - rest_.size());
     const auto taken = rest_.first(size);
     rest_ = rest_.subspan(size);

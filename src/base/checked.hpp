@@ -17,7 +17,8 @@ namespace shoal {
 /// Throws Error{invalid_argument}: a size that follows from `option` does not fit into 64 bits.
 [[noreturn]] inline void fail_size(const char* option) {
   fail(Code::invalid_argument,
-       "{}: a size that follows from these values exceeds 2^64 - 1 bytes; choose smaller ones",
+       "SHOAL-N102: {}: a size that follows from these values exceeds 2^64 - 1 bytes; choose "
+       "smaller ones",
        option);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error.cpp: names of codes.
+// error.cpp: names of codes, and ids of messages.
 #include "shoal/error.hpp"
 
 namespace shoal {
@@ -24,6 +24,13 @@ std::string_view name_of(Code code) noexcept {
       return "closed";
   }
   return "unknown";
+}
+
+std::string_view Error::id() const noexcept {
+  const std::string_view text = what();
+  const std::size_t start = text.find(kIdPrefix);
+  if (start == text.npos) return {};
+  return text.substr(start, text.find_first_not_of("0123456789", start + kIdPrefix.size()) - start);
 }
 
 }  // namespace shoal

@@ -23,7 +23,7 @@ bool interrupted() noexcept {
 }
 
 void throw_if_interrupted(const char* what) {
-  require(!interrupted(), Code::system, "{} was interrupted", what);
+  require(!interrupted(), Code::system, "SHOAL-N103: {} was interrupted", what);
 }
 
 }  // namespace shoal

@@ -115,7 +115,8 @@ Plugin load_plugin(const Settings& settings, std::string_view name, const char* 
   Plugin plugin;
   plugin.file = std::filesystem::path(plugin_folders(settings).front()) / library;
   plugin.reason = fmt::format(
-      "{} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names another folder",
+      "SHOAL-N104: {} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names "
+      "another folder",
       plugin.file, library, settings.plugin_dir);
   return plugin;
 }

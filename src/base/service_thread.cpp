@@ -51,8 +51,8 @@ ServiceThread::ServiceThread(const Options& options, std::function<Polled()> pol
   pthread_setname_np(thread_.native_handle(), options.name.c_str());
   if (options.core < 0) return;
   if (const int error = bind_to_core(thread_, options.core); error != 0)
-    log::warn("PE {}: cannot bind the thread {} to core {}: {}. Setting: {}", options.pe,
-              options.name, options.core, errno_text(error), options.core_setting);
+    log::warn("SHOAL-N105: PE {}: cannot bind the thread {} to core {}: {}. Setting: {}",
+              options.pe, options.name, options.core, errno_text(error), options.core_setting);
 }
 
 ServiceThread::~ServiceThread() {

@@ -44,7 +44,7 @@ constexpr std::string_view kLauncherVariables[] = {
 [[noreturn]] void reject(std::string_view variable, std::string_view value,
                          const std::string& allowed) {
   throw Error(Code::invalid_argument,
-              fmt::format("{} is \"{}\"; allowed: {}", variable, value, allowed));
+              fmt::format("SHOAL-N106: {} is \"{}\"; allowed: {}", variable, value, allowed));
 }
 
 std::optional<std::int64_t> parse_integer(std::string_view text) {

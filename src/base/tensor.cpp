@@ -62,18 +62,19 @@ std::string_view name_of(DataType dtype) noexcept {
 TensorLayout::TensorLayout(DataType dtype_in, std::initializer_list<std::int64_t> shape_in)
     : dtype(dtype_in), rank(static_cast<int>(shape_in.size())) {
   require(shape_in.size() <= kMaxRank, Code::invalid_argument,
-          "a tensor of {} dimensions; at most {} are allowed", shape_in.size(), kMaxRank);
+          "SHOAL-N107: a tensor of {} dimensions; at most {} are allowed", shape_in.size(),
+          kMaxRank);
   int i = 0;
   for (std::int64_t extent : shape_in) {
     require(extent >= 0, Code::invalid_argument,
-            "dimension {} of a tensor is {}; it must not be negative", i, extent);
+            "SHOAL-N107: dimension {} of a tensor is {}; it must not be negative", i, extent);
     shape[i++] = extent;
   }
   auto total = static_cast<std::int64_t>(size_of(dtype));
   bool fits = true;  // an extent of 0 counts as 1: strides are products of some extents
   for (const std::int64_t extent : shape_in)
     fits = fits && !__builtin_mul_overflow(total, std::max<std::int64_t>(extent, 1), &total);
-  require(fits, Code::invalid_argument, "the tensor {} has more than 2^63 - 1 bytes",
+  require(fits, Code::invalid_argument, "SHOAL-N107: the tensor {} has more than 2^63 - 1 bytes",
           [&] { return describe(); });
   std::int64_t stride = 1;
   for (i = rank - 1; i >= 0; --i) {
@@ -111,7 +112,7 @@ Tensor Tensor::empty(DataType dtype, std::initializer_list<std::int64_t> shape) 
   const std::size_t bytes = view.bytes();
   void* memory = ::operator new(bytes == 0 ? 64 : bytes, std::align_val_t{64}, std::nothrow);
   require(
-      memory != nullptr, Code::exhausted, "no host memory for the tensor {}: {} bytes",
+      memory != nullptr, Code::exhausted, "SHOAL-N108: no host memory for the tensor {}: {} bytes",
       [&] { return view.describe(); }, bytes);
   view.data = memory;
   return Tensor(view, std::shared_ptr<void>(

@@ -58,7 +58,8 @@ std::unique_ptr<Bootstrap> connect_by_broadcast(
   }
   const std::string text = broadcast(mine);
   if (failure) throw *failure;
-  require(!text.starts_with(kFailed), Code::peer_failed, "PE 0 could not start the bootstrap: {}",
+  require(!text.starts_with(kFailed), Code::peer_failed,
+          "SHOAL-N110: PE 0 could not start the bootstrap: {}",
           unescape(std::string_view(text).substr(kFailed.size())));
   return connect_unique_id(id ? *id : UniqueId::parse(text), pe, n_pes, settings);
 }

@@ -83,12 +83,13 @@ int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const S
     thread.detach();
     job->given_up = true;
     GivenUp::add(job->plugin.table);
-    require(!stopped, Code::system,
-            "bootstrap plug-in {}: {} was interrupted, and a thread is left behind in it",
-            job->plugin.file, call);
+    require(
+        !stopped, Code::system,
+        "SHOAL-N122: bootstrap plug-in {}: {} was interrupted, and a thread is left behind in it",
+        job->plugin.file, call);
     fail(Code::timeout,
-         "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in "
-         "it. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+         "SHOAL-N122: bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left "
+         "behind in it. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
          job->plugin.file, call, limit.count());
   }
   thread.join();
@@ -103,8 +104,8 @@ int run_and_watch(const std::shared_ptr<Job>& job, const char* call, const Step&
   std::thread watch([&job, call, limit, over = done.get_future()] {
     if (over.wait_for(limit + kMargin) == std::future_status::ready) return;
     log::warn(
-        "bootstrap plug-in {}: {} has not returned within {} ms and cannot be interrupted; most "
-        "likely some PE has not called it",
+        "SHOAL-N122: bootstrap plug-in {}: {} has not returned within {} ms and cannot be "
+        "interrupted; most likely some PE has not called it",
         job->plugin.file, call, limit.count());
   });
   const int status = step(*job);
@@ -149,18 +150,20 @@ LoadedPlugin load_bootstrap_plugin(std::string_view name, const Settings& settin
           : load_plugin(settings, fmt::format("bootstrap_{}", name), SHOAL_BOOTSTRAP_PLUGIN_SYMBOL);
   if (plugin.symbol == nullptr && !own)
     throw PluginAbsent(fmt::format("bootstrap {}: {}", name, plugin.reason));
-  require(plugin.symbol != nullptr, Code::unsupported, "bootstrap {}: {}. Setting: SHOAL_BOOTSTRAP",
-          name, plugin.reason);
+  require(plugin.symbol != nullptr, Code::unsupported,
+          "SHOAL-N123: bootstrap {}: {}. Setting: SHOAL_BOOTSTRAP", name, plugin.reason);
   const auto& table = *static_cast<const shoal_bootstrap_plugin*>(plugin.symbol);
-  require(table.version == SHOAL_BOOTSTRAP_PLUGIN_VERSION, Code::unsupported,
-          "bootstrap plug-in {} has version {} of the table; this Shoal takes version {}: build it "
-          "with this Shoal's shoal/bootstrap_plugin.h",
-          plugin.file, table.version, SHOAL_BOOTSTRAP_PLUGIN_VERSION);
-  require(table.size >= sizeof table && table.name != nullptr && table.open != nullptr &&
-              table.broadcast != nullptr && table.close != nullptr,
-          Code::unsupported,
-          "bootstrap plug-in {} has an incomplete table: {} bytes of {}, or a null member",
-          plugin.file, table.size, sizeof table);
+  require(
+      table.version == SHOAL_BOOTSTRAP_PLUGIN_VERSION, Code::unsupported,
+      "SHOAL-N124: bootstrap plug-in {} has version {} of the table; this Shoal takes version {}: "
+      "build it with this Shoal's shoal/bootstrap_plugin.h",
+      plugin.file, table.version, SHOAL_BOOTSTRAP_PLUGIN_VERSION);
+  require(
+      table.size >= sizeof table && table.name != nullptr && table.open != nullptr &&
+          table.broadcast != nullptr && table.close != nullptr,
+      Code::unsupported,
+      "SHOAL-N124: bootstrap plug-in {} has an incomplete table: {} bytes of {}, or a null member",
+      plugin.file, table.size, sizeof table);
   return {&table, plugin.file};
 }
 
@@ -168,11 +171,10 @@ std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings&
   const auto limit = settings.bootstrap_timeout;
   const auto job = std::make_shared<Job>();
   job->plugin = load_bootstrap_plugin(name, settings);
-  require(
-      !GivenUp::contains(job->plugin.table), Code::timeout,
-      "bootstrap plug-in {}: a call for an earlier world has not returned, so that this process "
-      "cannot open another one by it",
-      job->plugin.file);
+  require(!GivenUp::contains(job->plugin.table), Code::timeout,
+          "SHOAL-N125: bootstrap plug-in {}: a call for an earlier world has not returned, so that "
+          "this process cannot open another one by it",
+          job->plugin.file);
   job->variables = settings.launcher.empty() ? Settings::launcher_environment() : settings.launcher;
   job->context.size = sizeof job->context;
   job->context.timeout_ms = limit.count();
@@ -187,7 +189,8 @@ std::unique_ptr<Bootstrap> connect_plugin(std::string_view name, const Settings&
   require(
       job->n_pes >= 1 && job->n_pes <= kMaxPes && job->pe >= 0 && job->pe < job->n_pes,
       Code::mismatch,
-      "bootstrap plug-in {} says that this is PE {} of {}; allowed: 0 to n - 1 of n from 1 to {}",
+      "SHOAL-N126: bootstrap plug-in {} says that this is PE {} of {}; allowed: 0 to n - 1 of n "
+      "from 1 to {}",
       job->plugin.file, job->pe, job->n_pes, kMaxPes);
   if (job->n_pes == 1) return single_bootstrap();
   return connect_by_broadcast(

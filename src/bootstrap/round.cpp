@@ -49,11 +49,11 @@ Failure Round::timed_out(std::chrono::milliseconds limit) const {
   std::vector<Pe> missing;
   for (std::size_t pe = 0; pe < contributions_.size(); ++pe)
     if (!contributions_[pe]) missing.push_back(static_cast<Pe>(pe));
-  return {
-      Code::timeout, -1,
-      fmt::format("{} did not call {} within {} ms of PE {}. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-                  name_pes(missing, static_cast<std::int32_t>(contributions_.size())), name(),
-                  limit.count(), first_)};
+  return {Code::timeout, -1,
+          fmt::format("SHOAL-N129: {} did not call {} within {} ms of PE {}. Setting: "
+                      "SHOAL_BOOTSTRAP_TIMEOUT_MS",
+                      name_pes(missing, static_cast<std::int32_t>(contributions_.size())), name(),
+                      limit.count(), first_)};
 }
 
 std::vector<Bytes> Round::take() {

@@ -43,7 +43,7 @@ unsigned char* raw(std::byte* bytes) {
 void start_sodium() {
   static const bool ready = sodium_init() >= 0;
   require(ready, Code::system,
-          "libsodium could not be initialised: the system gives no random numbers");
+          "SHOAL-N159: libsodium could not be initialised: the system gives no random numbers");
 }
 
 /// BLAKE2b over several pieces.
@@ -98,8 +98,8 @@ class Reader {
   }
   std::span<const std::byte> raw_bytes(std::size_t count) {
     require(count <= left_.size(), Code::mismatch,
-            "a {} message is truncated: {} more bytes were expected, {} are there", what_, count,
-            left_.size());
+            "SHOAL-N160: a {} message is truncated: {} more bytes were expected, {} are there",
+            what_, count, left_.size());
     const auto taken = left_.first(count);
     left_ = left_.subspan(count);
     return taken;
@@ -107,7 +107,8 @@ class Reader {
   std::string text(std::size_t limit) {
     const std::size_t length = number<std::uint16_t>();
     require(length <= limit, Code::mismatch,
-            "a {} message has a text of {} bytes, at most {} are allowed", what_, length, limit);
+            "SHOAL-N160: a {} message has a text of {} bytes, at most {} are allowed", what_,
+            length, limit);
     return decode_text(raw_bytes(length));
   }
   Nonce nonce() {
@@ -118,7 +119,7 @@ class Reader {
   std::span<const std::byte> rest() { return raw_bytes(left_.size()); }
   std::size_t left() const { return left_.size(); }
   void end() const {
-    require(left_.empty(), Code::mismatch, "a {} message has {} bytes too many", what_,
+    require(left_.empty(), Code::mismatch, "SHOAL-N160: a {} message has {} bytes too many", what_,
             left_.size());
   }
 
@@ -148,19 +149,22 @@ std::array<std::byte, kHeaderBytes> encode_header(const Header& header) {
 Header decode_header(std::span<const std::byte, kHeaderBytes> bytes, std::size_t max_payload) {
   const auto magic = load<std::uint32_t>(&bytes[0]);
   require(magic == kMagic, Code::mismatch,
-          "not a message of the Shoal bootstrap (it starts with {:#010x})", magic);
+          "SHOAL-N160: not a message of the Shoal bootstrap (it starts with {:#010x})", magic);
   const auto version = load<std::uint8_t>(&bytes[4]);
   require(version == kVersion, Code::mismatch,
-          "version {} of the bootstrap protocol, this Shoal speaks version {}", version, kVersion);
+          "SHOAL-N160: version {} of the bootstrap protocol, this Shoal speaks version {}", version,
+          kVersion);
   const auto type = load<std::uint8_t>(&bytes[5]);
   require(type >= static_cast<std::uint8_t>(MessageType::challenge) &&
               type <= static_cast<std::uint8_t>(MessageType::close),
-          Code::mismatch, "a message of unknown type {}", type);
-  require(load<std::uint16_t>(&bytes[6]) == 0, Code::mismatch, "a message with unknown flags");
+          Code::mismatch, "SHOAL-N160: a message of unknown type {}", type);
+  require(load<std::uint16_t>(&bytes[6]) == 0, Code::mismatch,
+          "SHOAL-N160: a message with unknown flags");
   const Header header{static_cast<MessageType>(type), load<Pe>(&bytes[8]),
                       load<std::uint32_t>(&bytes[12]), load<std::uint64_t>(&bytes[16])};
   require(header.length <= max_payload, Code::mismatch,
-          "a message of {} bytes, at most {} are allowed here", header.length, max_payload);
+          "SHOAL-N160: a message of {} bytes, at most {} are allowed here", header.length,
+          max_payload);
   return header;
 }
 
@@ -269,14 +273,16 @@ Call decode_call(std::span<const std::byte> bytes) {
   Reader reader(bytes, "call");
   Call call;
   const auto kind = reader.number<std::uint8_t>();
-  require(kind == 1 || kind == 2, Code::mismatch, "a call message of unknown kind {}", kind);
+  require(kind == 1 || kind == 2, Code::mismatch, "SHOAL-N160: a call message of unknown kind {}",
+          kind);
   call.kind = static_cast<Call::Kind>(kind);
   call.timeout = std::chrono::milliseconds(reader.number<std::uint32_t>());
   call.step = reader.text(kMaxStep);
   const auto data = reader.rest();
   const std::size_t limit = call.kind == Call::Kind::barrier ? 0 : kMaxContribution;
   require(data.size() <= limit, Code::mismatch,
-          "a call message contributes {} bytes, at most {} are allowed", data.size(), limit);
+          "SHOAL-N160: a call message contributes {} bytes, at most {} are allowed", data.size(),
+          limit);
   call.data.assign(data.begin(), data.end());
   return call;
 }
@@ -293,7 +299,7 @@ Failure decode_failure(std::span<const std::byte> bytes, Pe origin) {
   const auto code = reader.number<std::uint8_t>();
   require(code >= static_cast<std::uint8_t>(Code::invalid_argument) &&
               code <= static_cast<std::uint8_t>(Code::closed),
-          Code::mismatch, "a failure message with unknown code {}", code);
+          Code::mismatch, "SHOAL-N160: a failure message with unknown code {}", code);
   Failure failure{static_cast<Code>(code), origin, reader.text(kMaxReason)};
   reader.end();
   return failure;

@@ -39,7 +39,8 @@ struct Owned final : shoal_owner {
 template <typename Owner>
 const Owner& owner_of(const shoal_owner* owner, const char* call, const char* name) {
   const auto* typed = dynamic_cast<const Owner*>(owner);
-  require(typed != nullptr, Code::invalid_argument, "{}: {} holds no result", call, name);
+  require(typed != nullptr, Code::invalid_argument, "SHOAL-N880: {}: {} holds no result", call,
+          name);
   return *typed;
 }
 

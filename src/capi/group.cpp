@@ -14,8 +14,8 @@ ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* 
   // In nanoseconds, as C++ counts, it must fit std::int64_t.
   constexpr std::int64_t kMostMs = std::numeric_limits<std::int64_t>::max() / 1'000'000;
   require(c.timeout_ms <= kMostMs && c.timeout_ms >= -kMostMs, Code::invalid_argument,
-          "{}: shoal_ep_group_options.timeout_ms is {}; allowed: up to {}", call, c.timeout_ms,
-          kMostMs);
+          "SHOAL-N881: {}: shoal_ep_group_options.timeout_ms is {}; allowed: up to {}", call,
+          c.timeout_ms, kMostMs);
   return {
       .max_tokens = c.max_tokens,
       .hidden = c.hidden,
@@ -72,7 +72,8 @@ ep::Launch launch_of(const shoal_ep_launch* given) {
 }
 
 void check_reserved(const char* name, std::int32_t value) {
-  require(value == 0, Code::invalid_argument, "{}.reserved is {}; it must be 0", name, value);
+  require(value == 0, Code::invalid_argument, "SHOAL-N882: {}.reserved is {}; it must be 0", name,
+          value);
 }
 
 }  // namespace shoal::capi
@@ -154,7 +155,8 @@ shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked, int32
     required(masked, call, "masked");
     const std::vector<int> masks = group_of(group, call).masked();
     shoal::require(std::cmp_less_equal(masks.size(), ranks), shoal::Code::invalid_argument,
-                   "{}: room for {} ranks; this group has {}", call, ranks, masks.size());
+                   "SHOAL-N884: {}: room for {} ranks; this group has {}", call, ranks,
+                   masks.size());
     std::copy(masks.begin(), masks.end(), masked);
   });
 }

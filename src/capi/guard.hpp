@@ -33,8 +33,8 @@ T& required(T* pointer, const char* call, const char* name) {
 template <typename Enum>
 Enum enumeration(std::int32_t value, Enum last, const char* call, const char* name) {
   const auto most = static_cast<std::int32_t>(last);
-  require(value >= 0 && value <= most, Code::invalid_argument, "{}: {} is {}; allowed: 0 to {}",
-          call, name, value, most);
+  require(value >= 0 && value <= most, Code::invalid_argument,
+          "SHOAL-N881: {}: {} is {}; allowed: 0 to {}", call, name, value, most);
   return static_cast<Enum>(value);
 }
 

@@ -98,7 +98,7 @@ shoal_status shoal_atomic(shoal_world* world, int32_t op, void* target, size_t w
   return guarded([&] {
     const shoal::World& opened = open_world(world, call);
     shoal::require(width == 4 || width == 8, shoal::Code::invalid_argument,
-                   "{}: width is {}; allowed: 4 or 8", call, width);
+                   "SHOAL-N881: {}: width is {}; allowed: 4 or 8", call, width);
     const std::uint64_t found =
         opened.atomic_word(enumeration(op, shoal::AtomicOp::compare_swap, call, "op"),
                            remote(opened, target, pe), operand, compare, width);
@@ -123,7 +123,7 @@ shoal_status shoal_shared_buffer_pointer(const shoal_shared_buffer* buffer, int3
     void*& out = required(pointer, call, "pointer");
     const shoal_shared_buffer& shared = required(buffer, call, "buffer");
     shoal::require(pe >= 0 && pe < shared.n_pes, shoal::Code::invalid_argument,
-                   "{}: pe is {}; allowed: 0 to {}", call, pe, shared.n_pes - 1);
+                   "SHOAL-N881: {}: pe is {}; allowed: 0 to {}", call, pe, shared.n_pes - 1);
     out = shared.value.on(pe);
   });
 }

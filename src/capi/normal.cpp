@@ -28,7 +28,7 @@ ep::CombineOptions combine_options(const shoal_ep_combine_options* given, const 
   const shoal_ep_combine_options defaults = SHOAL_EP_COMBINE_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_combine_options", given, defaults);
   require(c.biases >= 0 && c.biases <= 2, Code::invalid_argument,
-          "{}: shoal_ep_combine_options.biases is {}; allowed: 0 to 2", call, c.biases);
+          "SHOAL-N881: {}: shoal_ep_combine_options.biases is {}; allowed: 0 to 2", call, c.biases);
   ep::CombineOptions options{
       .weights = optional_view_of(c.weights, call, "shoal_ep_combine_options.weights"),
       .out = optional_view_of(c.out, call, "shoal_ep_combine_options.out"),
@@ -202,9 +202,9 @@ namespace {
 template <typename Result>
 Result take(const shoal_ep_future& owner, std::future<Result>& future, const char* call) {
   require(future.valid(), Code::invalid_argument,
-          "{}: this future is of another operation, or its result was taken", call);
+          "SHOAL-N880: {}: this future is of another operation, or its result was taken", call);
   require(getpid() == owner.process, Code::closed,
-          "{}: this process is a fork of the one that started the operation", call);
+          "SHOAL-N885: {}: this process is a fork of the one that started the operation", call);
   return future.get();
 }
 

@@ -18,7 +18,8 @@ bool accepts(const SettingInfo& info, std::string_view name) {
 const SettingInfo& setting_named(std::string_view name) {
   for (const SettingInfo& info : settings_table())
     if (accepts(info, name)) return info;
-  fail(Code::invalid_argument, "there is no setting {}; shoal-info --settings lists them", name);
+  fail(Code::invalid_argument,
+       "SHOAL-N886: there is no setting {}; shoal-info --settings lists them", name);
 }
 
 /// Parses and checks `text` as from_environment does. A name of NVSHMEM may set several settings.
@@ -68,8 +69,8 @@ shoal_status shoal_settings_get(const shoal_settings* settings, const char* name
     const std::string value = shoal::format_value(info, required(settings, call, "settings").value);
     required(text, call, "text");
     shoal::require(value.size() < capacity, shoal::Code::invalid_argument,
-                   "{}: room for {} bytes; the value of {} needs {}", call, capacity, name,
-                   value.size() + 1);
+                   "SHOAL-N884: {}: room for {} bytes; the value of {} needs {}", call, capacity,
+                   name, value.size() + 1);
     std::memcpy(text, value.c_str(), value.size() + 1);
   });
 }

@@ -48,7 +48,8 @@ void check_fillable(const char* call, const char* name, const T* out) {
   if constexpr (requires { out->owner; })
     require(
         out->owner == nullptr, Code::invalid_argument,
-        "{}: the {} still holds a result, or was not initialized; release it first, or start with its _INIT",
+        "SHOAL-N880: {}: the {} still holds a result, or was not initialized; release it first, or "
+        "start with its _INIT",
         call, name);
 }
 

@@ -19,7 +19,8 @@ Team predefined_team(const World& world, std::int32_t which) {
       return world.self_team();
     default:
       fail(Code::invalid_argument,
-           "shoal_world_team: which is {}; allowed: 0 (SHOAL_TEAM_WORLD) to 4 (SHOAL_TEAM_SELF)",
+           "SHOAL-N881: shoal_world_team: which is {}; allowed: 0 (SHOAL_TEAM_WORLD) to 4 "
+           "(SHOAL_TEAM_SELF)",
            which);
   }
 }

@@ -11,21 +11,24 @@ namespace {
 /// Checks everything but the memory. Returns the bytes of a contiguous tensor of this shape.
 std::int64_t checked_bytes(const shoal_tensor& given, const char* call, const char* name) {
   require(given.dtype >= SHOAL_FLOAT32 && given.dtype <= SHOAL_FLOAT64, Code::invalid_argument,
-          "{}: {}.dtype is {}; allowed: {} (SHOAL_FLOAT32) to {} (SHOAL_FLOAT64)", call, name,
-          given.dtype, static_cast<int>(SHOAL_FLOAT32), static_cast<int>(SHOAL_FLOAT64));
+          "SHOAL-N887: {}: {}.dtype is {}; allowed: {} (SHOAL_FLOAT32) to {} (SHOAL_FLOAT64)", call,
+          name, given.dtype, static_cast<int>(SHOAL_FLOAT32), static_cast<int>(SHOAL_FLOAT64));
   require(given.rank >= 1 && given.rank <= TensorView::kMaxRank, Code::invalid_argument,
-          "{}: {}.rank is {}; allowed: 1 to {}", call, name, given.rank, TensorView::kMaxRank);
+          "SHOAL-N887: {}: {}.rank is {}; allowed: 1 to {}", call, name, given.rank,
+          TensorView::kMaxRank);
   auto bytes = static_cast<std::int64_t>(size_of(static_cast<DataType>(given.dtype)));
   bool fits = true, empty = false;
   for (int i = 0; i < given.rank; ++i) {
     require(given.shape[i] >= 0, Code::invalid_argument,
-            "{}: {}.shape[{}] is {}; it must not be negative", call, name, i, given.shape[i]);
+            "SHOAL-N887: {}: {}.shape[{}] is {}; it must not be negative", call, name, i,
+            given.shape[i]);
     empty = empty || given.shape[i] == 0;
     // An extent of 0 counts as 1: strides are products of some extents.
     fits =
         fits && !__builtin_mul_overflow(bytes, std::max<std::int64_t>(given.shape[i], 1), &bytes);
   }
-  require(fits, Code::invalid_argument, "{}: {} has more than 2^63 - 1 bytes", call, name);
+  require(fits, Code::invalid_argument, "SHOAL-N887: {}: {} has more than 2^63 - 1 bytes", call,
+          name);
   return empty ? 0 : bytes;
 }
 
@@ -35,7 +38,8 @@ TensorView view_of(const shoal_tensor* tensor, const char* call, const char* nam
   const shoal_tensor& given = required(tensor, call, name);
   const std::int64_t bytes = checked_bytes(given, call, name);
   require(given.data != nullptr || bytes == 0, Code::invalid_argument,
-          "{}: {}.data is NULL; a tensor of this shape has {} bytes", call, name, bytes);
+          "SHOAL-N887: {}: {}.data is NULL; a tensor of this shape has {} bytes", call, name,
+          bytes);
   TensorView view;
   view.data = given.data;
   view.dtype = static_cast<DataType>(given.dtype);

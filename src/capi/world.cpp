@@ -76,7 +76,7 @@ shoal_status shoal_run_threads(int32_t n_pes, const shoal_settings* settings, sh
                                void* context) {
   return guarded([&] {
     shoal::require(body != nullptr, shoal::Code::invalid_argument,
-                   "shoal_run_threads: body is NULL");
+                   "SHOAL-N888: shoal_run_threads: body is NULL");
     shoal::run_threads(n_pes, settings != nullptr ? settings->value : shoal::Settings{},
                        [&](shoal::World& world) { run_body(world, body, context); });
   });

@@ -48,7 +48,8 @@ void check_lengths(const Call& call,
                    std::initializer_list<std::pair<const char*, std::size_t>> spans) {
   for (const auto& [what, size] : spans)
     require(size == call.n_pes(), Code::invalid_argument,
-            "all_to_all_v: {} has {} elements; allowed: {}, one per PE", what, size, call.n_pes());
+            "SHOAL-N440: all_to_all_v: {} has {} elements; allowed: {}, one per PE", what, size,
+            call.n_pes());
 }
 
 /// The heap offset of each block; 0 for empty ones.
@@ -59,10 +60,11 @@ std::vector<std::size_t> checked_offsets(const Call& call, const char* what, con
   const std::size_t heap_size = call.world().heap().size();
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     if (bytes[i] == 0) continue;
-    require(base != nullptr && offsets[i] <= heap_size, Code::invalid_argument,
-            "all_to_all_v: {} is {} with offset {} for PE {} of the team; it must lie in this PE's "
-            "symmetric heap of {} bytes (SHOAL_SYMMETRIC_SIZE)",
-            what, base, offsets[i], i, heap_size);
+    require(
+        base != nullptr && offsets[i] <= heap_size, Code::invalid_argument,
+        "SHOAL-N441: all_to_all_v: {} is {} with offset {} for PE {} of the team; it must lie in "
+        "this PE's symmetric heap of {} bytes (SHOAL_SYMMETRIC_SIZE)",
+        what, base, offsets[i], i, heap_size);
     out[i] = call.checked_offset(what, static_cast<const std::byte*>(base) + offsets[i], bytes[i]);
   }
   return out;
@@ -88,12 +90,11 @@ void check_disjoint(std::span<const std::size_t> receive_offsets,
             [](const Block& a, const Block& b) { return a.begin < b.begin; });
   std::size_t sent_end = 0, received_end = 0;
   for (const Block& block : blocks) {
-    require(
-        block.begin >= (block.received ? std::max(sent_end, received_end) : received_end),
-        Code::invalid_argument,
-        "all_to_all_v: {} block at heap offset {} ({} bytes) overlaps another one; allowed: receive "
-        "blocks apart from all others",
-        block.received ? "the receive" : "the send", block.begin, block.end - block.begin);
+    require(block.begin >= (block.received ? std::max(sent_end, received_end) : received_end),
+            Code::invalid_argument,
+            "SHOAL-N442: all_to_all_v: {} block at heap offset {} ({} bytes) overlaps another one; "
+            "allowed: receive blocks apart from all others",
+            block.received ? "the receive" : "the send", block.begin, block.end - block.begin);
     std::size_t& end = block.received ? received_end : sent_end;
     end = std::max(end, block.end);
   }
@@ -125,8 +126,8 @@ void check_pairs(const Call& call, const PairMatrix& matrix) {
                       matrix(i, j).send_bytes, call.team().pes[j], matrix(j, i).receive_bytes);
     }
   }
-  require(found == 0, Code::mismatch, "all_to_all_v: {} pairs of team {} disagree{}{}", found,
-          call.team().index, disagreements, found > kListed ? "; and others" : "");
+  require(found == 0, Code::mismatch, "SHOAL-N443: all_to_all_v: {} pairs of team {} disagree{}{}",
+          found, call.team().index, disagreements, found > kListed ? "; and others" : "");
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byt
   detail::TeamState& state = team.state();
   state.world->progress().checked(state.next_call(), [&] {
     require(mine.size() <= kMaxExchangeBytes, Code::invalid_argument,
-            "exchange_bytes of {} bytes; allowed: up to {}", mine.size(), kMaxExchangeBytes);
+            "SHOAL-N456: exchange_bytes of {} bytes; allowed: up to {}", mine.size(),
+            kMaxExchangeBytes);
   });
   const CountedCollective counted(state.world->recorder(), WorldOperation::exchange, mine.size());
   return detail::exchange(state, mine.data(), mine.size(), "exchange_bytes");
@@ -44,7 +45,8 @@ std::size_t block_length(const char* call, std::size_t target, std::size_t sourc
   require(source % source_blocks == 0 && target % target_blocks == 0 &&
               target / target_blocks == length,
           Code::invalid_argument,
-          "{}: target has {} elements and source {}; allowed: {} and {} times the same number",
+          "SHOAL-N454: {}: target has {} elements and source {}; allowed: {} and {} times the same "
+          "number",
           call, target, source, target_blocks, source_blocks);
   return length;
 }
@@ -68,15 +70,18 @@ void all_to_all_v_elements(const Team& team, std::size_t size, void* target,
   state.world->progress().checked(state.next_call(), [&] {
     const auto check = [&](const char* what, std::size_t count, std::span<const std::size_t> counts,
                            std::span<const std::size_t> offsets) {
-      require(counts.size() >= n && offsets.size() >= n, Code::invalid_argument,
-              "all_to_all_v: {} has {} counts and {} offsets; allowed: one for each of {} PEs",
-              what, counts.size(), offsets.size(), n);
+      require(
+          counts.size() >= n && offsets.size() >= n, Code::invalid_argument,
+          "SHOAL-N440: all_to_all_v: {} has {} counts and {} offsets; allowed: one for each of {} "
+          "PEs",
+          what, counts.size(), offsets.size(), n);
       for (std::size_t pe = 0; pe < n; ++pe)
-        require(counts[pe] == 0 || (offsets[pe] <= count && counts[pe] <= count - offsets[pe]),
-                Code::invalid_argument,
-                "all_to_all_v: {} elements from element {}, for PE {} of the team, leave the {} of "
-                "{} elements",
-                counts[pe], offsets[pe], pe, what, count);
+        require(
+            counts[pe] == 0 || (offsets[pe] <= count && counts[pe] <= count - offsets[pe]),
+            Code::invalid_argument,
+            "SHOAL-N453: all_to_all_v: {} elements from element {}, for PE {} of the team, leave "
+            "the {} of {} elements",
+            counts[pe], offsets[pe], pe, what, count);
     };
     check("target", target_count, receive_counts, receive_offsets);
     check("source", source_count, send_counts, send_offsets);

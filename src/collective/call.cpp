@@ -83,12 +83,12 @@ std::size_t Call::checked_offset(const char* what, const void* address, std::siz
   require(
       bytes <= heap.size() / blocks && heap.contains(address, bytes * blocks),
       Code::invalid_argument,
-      "{}: {} is {} with {} x {} bytes; it must lie in this PE's symmetric heap, {} bytes at {} "
-      "(SHOAL_SYMMETRIC_SIZE)",
+      "SHOAL-N441: {}: {} is {} with {} x {} bytes; it must lie in this PE's symmetric heap, {} "
+      "bytes at {} (SHOAL_SYMMETRIC_SIZE)",
       name(), what, address, blocks, bytes, heap.size(), static_cast<const void*>(heap.base()));
   require(reinterpret_cast<std::uintptr_t>(address) % alignment == 0, Code::invalid_argument,
-          "{}: {} is {}; it must be a multiple of the element size, {} bytes", name(), what,
-          address, alignment);
+          "SHOAL-N444: {}: {} is {}; it must be a multiple of the element size, {} bytes", name(),
+          what, address, alignment);
   return heap.offset_of(address);
 }
 
@@ -99,8 +99,8 @@ void Call::check_overlap(std::size_t target_offset, std::size_t target_bytes,
   require(target_offset + target_bytes <= source_offset ||
               source_offset + source_bytes <= target_offset,
           Code::invalid_argument,
-          "{}: target (heap offset {}, {} bytes) and source (heap offset {}, {} bytes) overlap; "
-          "allowed: {}",
+          "SHOAL-N442: {}: target (heap offset {}, {} bytes) and source (heap offset {}, {} bytes) "
+          "overlap; allowed: {}",
           name(), target_offset, target_bytes, source_offset, source_bytes,
           in_place ? "apart, or starting at the same address" : "apart");
 }
@@ -156,7 +156,7 @@ std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void*
 
 void Call::fail_to_agree(const Arguments& mine) {
   const std::string refusal = world().progress().refusal(team_.pes, team_.call(epoch_));
-  fail(Code::mismatch, "{}: the PEs of team {} disagree: {}{}", name(), team_.index,
+  fail(Code::mismatch, "SHOAL-N443: {}: the PEs of team {} disagree: {}{}", name(), team_.index,
        describe_all(exchange(mine), team_.pes), refusal);
 }
 

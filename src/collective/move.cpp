@@ -66,7 +66,8 @@ void broadcast(const Team& team, void* target, const void* source, std::size_t b
   Call call(team, Operation::broadcast);
   const auto [target_offset, source_offset] = call.checked([&] {
     require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
-            "broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root, call.n_pes() - 1);
+            "SHOAL-N445: broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root,
+            call.n_pes() - 1);
     return call.checked_offsets(target, 1, source, 1, bytes, true);
   });
 

@@ -75,11 +75,10 @@ std::optional<cuda::ElementType> on_gpu(DataType dtype) {
 /// The reducer of types that tensors have.
 Reducer find_reducer(const Call& call, DataType dtype, ReduceOp op) {
   call.checked([&] {
-    require(
-        collective::supports(dtype, op), Code::invalid_argument,
-        "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, "
-        "bfloat16, float16; bit_and, bit_or, bit_xor of int32, int64",
-        call.name(), collective::name_of(op), name_of(dtype));
+    require(collective::supports(dtype, op), Code::invalid_argument,
+            "SHOAL-N448: {}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, "
+            "float32, float64, bfloat16, float16; bit_and, bit_or, bit_xor of int32, int64",
+            call.name(), collective::name_of(op), name_of(dtype));
   });
   return {collective::kernel_of(dtype, op),
           size_of(dtype),
@@ -269,11 +268,10 @@ void scatter(Call& call, const Team& team, const Reducer& reducer, void* target,
              std::size_t count) {
   const std::size_t n = call.n_pes();
   const Reduction reduction = call.checked([&] {
-    require(
-        count <= call.world().heap().size() / n, Code::invalid_argument,
-        "reduce_scatter: count is {}; allowed: counts that fit {} times into the symmetric heap of "
-        "{} bytes (SHOAL_SYMMETRIC_SIZE)",
-        count, n, call.world().heap().size());
+    require(count <= call.world().heap().size() / n, Code::invalid_argument,
+            "SHOAL-N449: reduce_scatter: count is {}; allowed: counts that fit {} times into the "
+            "symmetric heap of {} bytes (SHOAL_SYMMETRIC_SIZE)",
+            count, n, call.world().heap().size());
     return check(call, reducer, target, count, source, count * n);
   });
   const Arguments arguments = arguments_of(Operation::reduce_scatter, reduction, count);

@@ -79,23 +79,24 @@ std::string no_collectives(Pe unreached) {
 
 Error describe_closed(const FailureReport& report, Pe my_pe, Pe n_pes) {
   return error(Code::closed,
-               "an operation in a kernel of PE {} of {} on PE {} was given up, since "
+               "SHOAL-N474: an operation in a kernel of PE {} of {} on PE {} was given up, since "
                "the world ended ({})",
                my_pe, n_pes, report.awaited, place(report));
 }
 
 Error describe_proxy_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
   if (report.kind == FailureKind::proxy_failed)
-    return error(static_cast<Code>(report.expected),
-                 "{} of {} bytes at heap offset {} of PE {} failed in the proxy of PE {} of {}: {} "
-                 "({})",
-                 proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe,
-                 n_pes, name_of(static_cast<Code>(report.expected)), place(report));
+    return error(
+        static_cast<Code>(report.expected),
+        "SHOAL-N475: {} of {} bytes at heap offset {} of PE {} failed in the proxy of PE {} of {}: "
+        "{} ({})",
+        proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe, n_pes,
+        name_of(static_cast<Code>(report.expected)), place(report));
   if (report.kind == FailureKind::proxy_timeout)
     return error(
         Code::timeout,
-        "{} of {} bytes at heap offset {} of PE {} in a kernel of PE {} of {} waited {} ms "
-        "for the proxy ({}); Setting: SHOAL_TIMEOUT_MS.",
+        "SHOAL-N466: {} of {} bytes at heap offset {} of PE {} in a kernel of PE {} of {} waited "
+        "{} ms for the proxy ({}); Setting: SHOAL_TIMEOUT_MS.",
         proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe, n_pes,
         report.waited_ns / 1'000'000, place(report));
   return describe_closed(report, my_pe, n_pes);
@@ -114,10 +115,11 @@ Error describe_gda_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
       names[number < std::size(names) ? number : 0], report.bytes, report.offset, report.awaited,
       queue_pair, my_pe, n_pes);
   if (failure.cause == gda::Cause::none)
-    return error(Code::timeout, "{} waited {} ms for the NIC ({}); Setting: SHOAL_TIMEOUT_MS.",
-                 what, report.waited_ns / 1'000'000, place(report));
+    return error(Code::timeout,
+                 "SHOAL-N471: {} waited {} ms for the NIC ({}); Setting: SHOAL_TIMEOUT_MS.", what,
+                 report.waited_ns / 1'000'000, place(report));
   return error(failure.cause == gda::Cause::timeout ? Code::timeout : Code::peer_failed,
-               "{} failed: {} ({})", what, describe(failure), place(report));
+               "SHOAL-N472: {} failed: {} ({})", what, describe(failure), place(report));
 }
 
 }  // namespace
@@ -126,7 +128,8 @@ std::shared_ptr<DeviceSide> make_device_side(const DeviceSideContext& context) {
 #ifdef SHOAL_WITH_CUDA
   return make_cuda_device_side(context);
 #else
-  fail(Code::unsupported, "PE {}: this build of Shoal has no GPU backend", context.placement.my_pe);
+  fail(Code::unsupported, "SHOAL-N467: PE {}: this build of Shoal has no GPU backend",
+       context.placement.my_pe);
 #endif
 }
 
@@ -154,7 +157,7 @@ void describe_collectives(const DeviceSide& side, const TeamState& team, device:
 device::Team describe_team(const DeviceSide& side, const TeamState& team) {
   const Pe n_pes = side.world().n_pes;
   require(n_pes <= device::Team::kMaxPes, Code::unsupported,
-          "teams on the device exist in worlds of up to {} PEs; this one has {}",
+          "SHOAL-N468: teams on the device exist in worlds of up to {} PEs; this one has {}",
           device::Team::kMaxPes, n_pes);
   device::Team result{};
   result.arrived = side.team_words(team.index);
@@ -202,15 +205,15 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
     case FailureKind::bad_address:
       return error(
           Code::invalid_argument,
-          "an operation in a kernel of PE {} of {} names {} bytes at heap offset {} of PE {}, which "
-          "do not exist ({}); nothing was done",
+          "SHOAL-N476: an operation in a kernel of PE {} of {} names {} bytes at heap offset {} of "
+          "PE {}, which do not exist ({}); nothing was done",
           my_pe, n_pes, report.bytes, static_cast<std::int64_t>(report.offset), report.awaited,
           place(report));
     case FailureKind::unreachable:
       return error(
           Code::unsupported,
-          "an operation in a kernel of PE {} of {} names PE {}, whose heap its GPU does not reach "
-          "({}); nothing was done",
+          "SHOAL-N477: an operation in a kernel of PE {} of {} names PE {}, whose heap its GPU "
+          "does not reach ({}); nothing was done",
           my_pe, n_pes, report.awaited, place(report));
     case FailureKind::proxy_failed:
     case FailureKind::proxy_timeout:
@@ -223,39 +226,42 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
     case FailureKind::collective:
       return error(
           Code::timeout,
-          "collective on the GPU timed out after {} ms on PE {} of {}: waiting for PE {} to enter "
-          "operation {} of the team, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+          "SHOAL-N469: collective on the GPU timed out after {} ms on PE {} of {}: waiting for PE "
+          "{} to enter operation {} of the team, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
           report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
           epoch_of(report.seen), place(report));
     case FailureKind::no_collectives:
-      return error(Code::unsupported,
-                   "a collective in a kernel of PE {} of {} on a team without such collectives: "
-                   "{}; nothing was done. Collectives on streams and of the host serve this "
-                   "team",
-                   my_pe, n_pes, no_collectives(report.awaited));
+      return error(
+          Code::unsupported,
+          "SHOAL-N478: a collective in a kernel of PE {} of {} on a team without such collectives: "
+          "{}; nothing was done. Collectives on streams and of the host serve this "
+          "team",
+          my_pe, n_pes, no_collectives(report.awaited));
     case FailureKind::block_too_large:
-      return error(Code::invalid_argument,
-                   "all_to_all_v on the GPU of PE {} of {}: PE {} sent {} bytes; there was room "
-                   "for {}, and the rest was skipped",
-                   my_pe, n_pes, report.awaited, report.bytes, report.expected);
+      return error(
+          Code::invalid_argument,
+          "SHOAL-N479: all_to_all_v on the GPU of PE {} of {}: PE {} sent {} bytes; there was room "
+          "for {}, and the rest was skipped",
+          my_pe, n_pes, report.awaited, report.bytes, report.expected);
     case FailureKind::barrier:
       return error(
           Code::timeout,
-          "barrier on the GPU timed out after {} ms on PE {} of {}: waiting for PE {}, expected "
-          "barrier {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+          "SHOAL-N469: barrier on the GPU timed out after {} ms on PE {} of {}: waiting for PE {}, "
+          "expected barrier {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
           report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
           epoch_of(report.seen), place(report));
     case FailureKind::bad_index:
-      return error(Code::invalid_argument,
-                   "fetch_entries on PE {} of {}: index {} is {}; the table has entries "
-                   "0 to {}; its result is zeros",
-                   my_pe, n_pes, report.offset, static_cast<std::int64_t>(report.seen),
-                   static_cast<std::int64_t>(report.expected) - 1);
+      return error(
+          Code::invalid_argument,
+          "SHOAL-N480: fetch_entries on PE {} of {}: index {} is {}; the table has entries "
+          "0 to {}; its result is zeros",
+          my_pe, n_pes, report.offset, static_cast<std::int64_t>(report.seen),
+          static_cast<std::int64_t>(report.expected) - 1);
     default:
       return error(
           Code::timeout,
-          "{} on the GPU timed out after {} ms on PE {} of {}: waiting for the {}-byte variable at "
-          "heap offset {}{} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+          "SHOAL-N470: {} on the GPU timed out after {} ms on PE {} of {}: waiting for the {}-byte "
+          "variable at heap offset {}{} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
           name_of(report.kind), report.waited_ns / 1'000'000, my_pe, n_pes, report.width,
           report.offset, setter(report), symbol_of(report.compare), number(report.expected, report),
           number(report.seen, report), place(report));

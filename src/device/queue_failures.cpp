@@ -114,14 +114,14 @@ QueueState look_at(const gda::Queue& queue, const gda::Shared& shared) {
 
 std::string describe(const gda::Failure& failure) {
   if (failure.cause == gda::Cause::nic)
-    return fmt::format("request {} ({}) ended with {} (syndrome {:#x}, vendor {:#x}){}",
+    return fmt::format("SHOAL-N472: request {} ({}) ended with {} (syndrome {:#x}, vendor {:#x}){}",
                        failure.index, name_of(failure.opcode), name_of(failure.syndrome),
                        static_cast<unsigned>(failure.syndrome), failure.vendor,
                        advice_for(failure.syndrome));
   if (failure.cause == gda::Cause::aborted)
-    return fmt::format("request {} was given up, since the world ended", failure.index);
-  return fmt::format("request {} waited too long for {}; setting: SHOAL_TIMEOUT_MS", failure.index,
-                     name_of(failure.step));
+    return fmt::format("SHOAL-N474: request {} was given up, since the world ended", failure.index);
+  return fmt::format("SHOAL-N471: request {} waited too long for {}; setting: SHOAL_TIMEOUT_MS",
+                     failure.index, name_of(failure.step));
 }
 
 std::optional<Error> failure_of(std::span<const QueueState> queues, Pe pe) {
@@ -136,16 +136,17 @@ std::optional<Error> failure_of(std::span<const QueueState> queues, Pe pe) {
     const Code code = failure.cause == gda::Cause::nic       ? Code::peer_failed
                       : failure.cause == gda::Cause::aborted ? Code::closed
                                                              : Code::timeout;
-    return Error(code, fmt::format("queue pair {:#x} to PE {} has ended: {}", failure.queue_pair,
-                                   failure.peer, describe(failure)));
+    return Error(code, fmt::format("SHOAL-N472: queue pair {:#x} to PE {} has ended: {}",
+                                   failure.queue_pair, failure.peer, describe(failure)));
   }
   for (const QueueState& queue : queues)
     if (static_cast<Pe>(queue.failure.peer) == pe && queue.completed < queue.published)
       return Error(
           Code::timeout,
-          fmt::format("queue pair {:#x} to PE {}: the NIC has completed {} of {} requests: it lost "
-                      "the doorbell, or the PE does not acknowledge them",
-                      queue.failure.queue_pair, pe, queue.completed, queue.published));
+          fmt::format(
+              "SHOAL-N471: queue pair {:#x} to PE {}: the NIC has completed {} of {} requests: it "
+              "lost the doorbell, or the PE does not acknowledge them",
+              queue.failure.queue_pair, pe, queue.completed, queue.published));
   return std::nullopt;
 }
 

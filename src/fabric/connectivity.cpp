@@ -108,11 +108,11 @@ std::vector<std::string> parse_order(std::string_view setting, std::string_view 
     const bool several = name == "network";
     require(
         several || has(kHostTransports, name) || has(kHeapTransports, name), Code::invalid_argument,
-        "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}, {}, "
-        "network",
+        "SHOAL-N165: {} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of "
+        "{}, {}, network",
         setting, text, name, fmt::join(kHostTransports, ", "), fmt::join(kHeapTransports, ", "));
-    require(!is_named(name), Code::invalid_argument, "{} is \"{}\", which names {} twice", setting,
-            text, name);
+    require(!is_named(name), Code::invalid_argument,
+            "SHOAL-N165: {} is \"{}\", which names {} twice", setting, text, name);
     if (!several) names.push_back(std::move(name));
     for (const std::string_view network : automatic_networks(rdma))
       if (several && !is_named(network)) names.emplace_back(network);
@@ -249,8 +249,9 @@ void choose_transports(Connectivity& connectivity, Pe my_pe) {
   // The pairs of this PE first: their message has the reasons.
   for (Pe pe = 0; pe < n_pes; ++pe) {
     const auto chosen = chooser.choose(my_pe, pe);
-    require(chosen.has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}",
-            my_pe, pe, [&] { return why_not(connectivity, my_pe, my_pe, pe); });
+    require(chosen.has_value(), Code::unsupported,
+            "SHOAL-N166: no transport connects PE {} and PE {}: {}", my_pe, pe,
+            [&] { return why_not(connectivity, my_pe, my_pe, pe); });
     connectivity.transport_of.push_back(*chosen);
     connectivity.capabilities.push_back(connectivity.at(my_pe, pe, *chosen) &
                                         connectivity.at(pe, my_pe, *chosen));
@@ -258,7 +259,7 @@ void choose_transports(Connectivity& connectivity, Pe my_pe) {
   for (Pe a = 0; a < n_pes; ++a)
     for (Pe b = a + 1; b < n_pes; ++b)
       require(chooser.choose(a, b).has_value(), Code::unsupported,
-              "no transport connects PE {} and PE {}: {}", a, b,
+              "SHOAL-N166: no transport connects PE {} and PE {}: {}", a, b,
               [&] { return why_not(connectivity, my_pe, a, b); });
 }
 

@@ -22,7 +22,7 @@ transport::HeapRma* heaps_of(const std::unique_ptr<transport::Transport>& networ
 HeapRoute Fabric::gpu_heap_route(Pe pe, transport::Capabilities needed) const {
   const auto i = static_cast<std::size_t>(pe);
   require((gpu_map_.capabilities[i] & needed) == needed, Code::unsupported,
-          "PE {} cannot do {} on the heap of PE {} in GPU memory: {}", placement_.my_pe,
+          "SHOAL-N167: PE {} cannot do {} on the heap of PE {} in GPU memory: {}", placement_.my_pe,
           [&] { return transport::describe(needed); }, pe,
           [&] { return why_not(gpu_map_, placement_.my_pe, placement_.my_pe, pe); });
   memory_.device()->activate();
@@ -31,7 +31,7 @@ HeapRoute Fabric::gpu_heap_route(Pe pe, transport::Capabilities needed) const {
 
 std::string Fabric::why_out_of_reach(Pe pe) const {
   if (!memory_.heap_on_gpu())
-    return "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)";
+    return "SHOAL-N169: they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)";
   return why_not(gpu_map_, placement_.my_pe, placement_.my_pe, pe);
 }
 

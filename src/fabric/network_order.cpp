@@ -55,7 +55,7 @@ void Fabric::log_networks(const Settings& settings) const {
       log::info("{}: PE {} has no active RDMA port: {}", order, without - rdma_obstacles_.begin(),
                 *without);
     else
-      log::warn("some PEs have an active RDMA port, but PE {} has none ({}): {}",
+      log::warn("SHOAL-N168: some PEs have an active RDMA port, but PE {} has none ({}): {}",
                 without - rdma_obstacles_.begin(), *without, order);
   }
   for (std::size_t t = 0; t < host_map_.dropped.size(); ++t) {

@@ -92,8 +92,8 @@ std::size_t agree(WorldState& state, HeapRequest mine,
                                  [&](const auto& text) { return text == texts.front(); });
   require(
       equal, Code::mismatch,
-      "PEs make different calls on the symmetric heap: {}; all must make the same calls in the same "
-      "order{}",
+      "SHOAL-N770: PEs make different calls on the symmetric heap: {}; all must make the same "
+      "calls in the same order{}",
       [&] { return group_by_text(texts, team.pes); },
       [&] { return state.progress().refusal(team.pes, team.call(team.epoch)); });
   state.progress().set(Activity::idle, team.epoch, "heap call");
@@ -226,8 +226,9 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
   Memory& memory = open_memory(state, "malloc");
   state.progress().checked(state.teams().world_team().next_call(), [&] {
     require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
-            Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
-            alignment, kMaximumAlignment);
+            Code::invalid_argument,
+            "SHOAL-N771: align: an alignment of {}; allowed: powers of two up to {}", alignment,
+            kMaximumAlignment);
   });
   memory::Allocator& allocator = memory.heap();
   bool again = false;
@@ -242,8 +243,8 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
   }
   if (bytes == 0) return nullptr;
   fail(Code::exhausted,
-       "the symmetric heap has no room for {} bytes aligned to {}: {} of {} bytes are free, the "
-       "largest block has {}; SHOAL_SYMMETRIC_SIZE sets the size",
+       "SHOAL-N772: the symmetric heap has no room for {} bytes aligned to {}: {} of {} bytes are "
+       "free, the largest block has {}; SHOAL_SYMMETRIC_SIZE sets the size",
        bytes, std::max(alignment, memory::Allocator::kMinimumAlignment), allocator.free(),
        allocator.size(), allocator.largest_free());
 }
@@ -251,15 +252,17 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
 /// The offset of a block that is allocated.
 std::size_t checked_block(WorldState& state, const void* pointer) {
   const SymmetricHeap& heap = state.heap();
-  require(heap.contains(pointer), Code::invalid_argument,
-          "free of {}, which malloc, calloc and align did not return: it is not in this PE's "
-          "symmetric heap of {} bytes at {}",
-          pointer, heap.size(), static_cast<const void*>(heap.base()));
+  require(
+      heap.contains(pointer), Code::invalid_argument,
+      "SHOAL-N773: free of {}, which malloc, calloc and align did not return: it is not in this "
+      "PE's symmetric heap of {} bytes at {}",
+      pointer, heap.size(), static_cast<const void*>(heap.base()));
   const std::size_t offset = heap.offset_of(pointer);
-  require(state.memory().heap().size_of(offset) != 0, Code::invalid_argument,
-          "free of {} at heap offset {}, which malloc, calloc and align did not return or which is "
-          "free already",
-          pointer, offset);
+  require(
+      state.memory().heap().size_of(offset) != 0, Code::invalid_argument,
+      "SHOAL-N773: free of {} at heap offset {}, which malloc, calloc and align did not return or "
+      "which is free already",
+      pointer, offset);
   return offset;
 }
 
@@ -281,8 +284,8 @@ void release(WorldState& state, const void* pointer) {
 
 void fail_subspan(std::size_t first, std::size_t length, std::size_t count) {
   fail(Code::invalid_argument,
-       "RemoteSpan::subspan: {} elements from element {} leave the span of {}", length, first,
-       count);
+       "SHOAL-N775: RemoteSpan::subspan: {} elements from element {} leave the span of {}", length,
+       first, count);
 }
 
 /// Keeps the memory of an array readable, also after the world is closed.
@@ -314,8 +317,8 @@ ArrayPlace allocate_symmetric(WorldState& state, std::size_t count, std::size_t 
 void free_symmetric(const ArrayMemory& memory) {
   const auto state = memory.world.lock();
   if (!state || !state->is_open())
-    fail(Code::closed, "SymmetricArray::free of {} bytes at heap offset {}: {}", memory.bytes,
-         memory.offset, why_closed(state.get()));
+    fail(Code::closed, "SHOAL-N774: SymmetricArray::free of {} bytes at heap offset {}: {}",
+         memory.bytes, memory.offset, why_closed(state.get()));
   release(*state, memory.data);
 }
 
@@ -340,10 +343,11 @@ void SymmetricHeap::free(void* pointer) {
 void SymmetricHeap::register_buffer(void* pointer, std::size_t bytes) {
   detail::Memory& memory = detail::open_memory(*state_, "register_buffer");
   const auto* const start = static_cast<const std::byte*>(pointer);
-  require(start + bytes <= base() || start >= base() + size(), Code::invalid_argument,
-          "register_buffer of {} bytes at {}: this lies in the symmetric heap, which needs no "
-          "registration",
-          bytes, pointer);
+  require(
+      start + bytes <= base() || start >= base() + size(), Code::invalid_argument,
+      "SHOAL-N776: register_buffer of {} bytes at {}: this lies in the symmetric heap, which needs "
+      "no registration",
+      bytes, pointer);
   memory.registered_buffers().add(pointer, bytes);
 }
 
@@ -354,7 +358,7 @@ void SymmetricHeap::unregister_buffer(void* pointer) {
 void* SymmetricHeap::peer_pointer(const void* local, Pe pe) const {
   const std::size_t offset = offset_of(local);
   require(pe >= 0 && pe < state_->n_pes(), Code::invalid_argument,
-          "peer_pointer: PE {}; the world has PEs 0 to {}", pe, state_->n_pes() - 1);
+          "SHOAL-N777: peer_pointer: PE {}; the world has PEs 0 to {}", pe, state_->n_pes() - 1);
   std::byte* const peer = state_->fabric().peer_base(pe);
   return peer == nullptr ? nullptr : peer + offset;
 }
@@ -362,7 +366,7 @@ void* SymmetricHeap::peer_pointer(const void* local, Pe pe) const {
 std::size_t SymmetricHeap::offset_of(const void* local) const {
   detail::open_memory(*state_, "offset_of");
   require(contains(local), Code::invalid_argument,
-          "{} is not in this PE's symmetric heap of {} bytes at {}", local, size(),
+          "SHOAL-N778: {} is not in this PE's symmetric heap of {} bytes at {}", local, size(),
           static_cast<const void*>(base()));
   return static_cast<std::size_t>(static_cast<const std::byte*>(local) - base());
 }

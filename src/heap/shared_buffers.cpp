@@ -94,7 +94,7 @@ class Sharing {
 void Sharing::fill_offer(Offer& offer, const void* pointer, std::size_t bytes) {
   if (bytes == 0) return;
   require(pointer != nullptr, Code::invalid_argument,
-          "share_buffer: the buffer of {} bytes is null", bytes);
+          "SHOAL-N780: share_buffer: the buffer of {} bytes is null", bytes);
   offer.bytes = bytes;
   if (state_.heap().contains(pointer, bytes)) {
     offer.in_heap = 1;
@@ -131,7 +131,7 @@ void Sharing::run(const void* pointer, std::size_t bytes) {
     if (table_.socket) {
       const std::string& name = table_.socket->name();
       require(name.size() <= sizeof mine.socket_name, Code::system,
-              "the kernel chose a socket name of {} bytes", name.size());
+              "SHOAL-N781: the kernel chose a socket name of {} bytes", name.size());
       mine.socket_name_length = name.size();
       std::memcpy(mine.socket_name, name.data(), name.size());
     }
@@ -267,11 +267,11 @@ std::byte* Sharing::address(Pe pe) const {
 
 /// The world's table, with the GPU's context current.
 SharedBufferTable& open_table(const WorldState& state) {
-  if (!state.is_open()) fail(Code::closed, "share_buffer: {}", why_closed(&state));
+  if (!state.is_open()) fail(Code::closed, "SHOAL-N782: share_buffer: {}", why_closed(&state));
   Memory& memory = state.memory();
   require(memory.heap_on_gpu(), Code::unsupported,
-          "share_buffer: the symmetric heap is on the host; buffers are shared between GPUs, where "
-          "SHOAL_HEAP is cuda");
+          "SHOAL-N783: share_buffer: the symmetric heap is on the host; buffers are shared between "
+          "GPUs, where SHOAL_HEAP is cuda");
   SharedBufferTable& table = memory.shared_buffers();
   memory.device()->activate();
   return table;
@@ -299,7 +299,7 @@ void SymmetricHeap::unshare_buffer(const SharedBuffer& buffer) {
   const bool known = buffer.id_ == 0 || own != table.own.end();
   const auto failure = detail::attempt([&] {
     require(known, Code::invalid_argument,
-            "unshare_buffer of a buffer that is not shared, or no longer");
+            "SHOAL-N784: unshare_buffer of a buffer that is not shared, or no longer");
   });
   const bool last = known && buffer.id_ != 0 && own->second.uses == 1;
   const std::uint64_t mine = last ? buffer.id_ : 0;

@@ -11,9 +11,11 @@ std::size_t allocate_staging(WorldState& state, std::size_t bytes) {
   memory::Allocator& staging = memory.staging();
   const auto offset = staging.allocate(bytes, memory::Allocator::kMinimumAlignment);
   const auto failure = attempt([&] {
-    require(offset.has_value(), Code::exhausted,
-            "staging has no room for {} bytes: {} of {} are free; SHOAL_STAGING_SIZE sets the size",
-            bytes, staging.free(), staging.size());
+    require(
+        offset.has_value(), Code::exhausted,
+        "SHOAL-N786: staging has no room for {} bytes: {} of {} are free; SHOAL_STAGING_SIZE sets "
+        "the size",
+        bytes, staging.free(), staging.size());
   });
   try {
     agree_on_outcome(state, failure, "staging");

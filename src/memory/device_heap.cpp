@@ -22,8 +22,8 @@ void require_all(std::span<const DeviceDescription> devices, const char* setting
                  Has&& has) {
   const auto lacks = std::find_if_not(devices.begin(), devices.end(), has);
   require(lacks == devices.end(), Code::unsupported,
-          "SHOAL_CUDA_HANDLE is {}, but the GPU of PE {} {}", setting, lacks - devices.begin(),
-          what);
+          "SHOAL-N732: SHOAL_CUDA_HANDLE is {}, but the GPU of PE {} {}", setting,
+          lacks - devices.begin(), what);
 }
 
 }  // namespace
@@ -44,13 +44,15 @@ HandleKind choose_handle(std::string_view setting, std::span<const DeviceDescrip
   if (setting == "ipc") return HandleKind::ipc;
   if (setting == "pinned") return HandleKind::pinned;
   if (setting == "fd") {
-    require_all(devices, "fd", "does not pass memory as file descriptors; allowed: ipc, automatic",
+    require_all(devices, "fd",
+                "SHOAL-N732: does not pass memory as file descriptors; allowed: ipc, automatic",
                 with_fd);
     return HandleKind::fd;
   }
   if (setting == "fabric") {
     require_all(devices, "fabric",
-                "does not pass memory as fabric handles; allowed: fd, ipc, automatic", with_fabric);
+                "SHOAL-N732: does not pass memory as fabric handles; allowed: fd, ipc, automatic",
+                with_fabric);
     return HandleKind::fabric;
   }
   const bool one_host = std::all_of(host_of.begin(), host_of.end(),
@@ -90,11 +92,11 @@ std::unique_ptr<SharedBuffers> make_shared_buffers(std::shared_ptr<Device> devic
 #else
 namespace {
 constexpr const char* kWithoutCuda =
-    "this build of Shoal has no CUDA (it was configured without a CUDA compiler, or "
+    "SHOAL-N706: this build of Shoal has no CUDA (it was configured without a CUDA compiler, or "
     "with SHOAL_CUDA=OFF)";
 }
 std::shared_ptr<Device> open_device(const DeviceRequest&) {
-  fail(Code::unsupported, "SHOAL_HEAP is cuda, but {}; allowed: host", kWithoutCuda);
+  fail(Code::unsupported, "SHOAL-N706: SHOAL_HEAP is cuda, but {}; allowed: host", kWithoutCuda);
 }
 GpuReport describe_gpus() {
   return {{}, kWithoutCuda, 0};

@@ -18,23 +18,23 @@ std::uintptr_t address(const void* pointer) {
 void RegisteredBuffers::add(const void* pointer, std::size_t bytes) {
   const std::uintptr_t start = address(pointer);
   require(pointer != nullptr && bytes != 0, Code::invalid_argument,
-          "register_buffer of {} bytes at {}; a buffer is not empty", bytes, pointer);
+          "SHOAL-N750: register_buffer of {} bytes at {}; a buffer is not empty", bytes, pointer);
   require(bytes - 1 <= std::numeric_limits<std::uintptr_t>::max() - start, Code::invalid_argument,
-          "register_buffer of {} bytes at {} leaves the address space", bytes, pointer);
+          "SHOAL-N750: register_buffer of {} bytes at {} leaves the address space", bytes, pointer);
   const auto next = ranges_.upper_bound(start + (bytes - 1));
   if (next != ranges_.begin()) {
     const auto [other, other_bytes] = *std::prev(next);
-    require(
-        other + other_bytes <= start, Code::invalid_argument,
-        "register_buffer of {} bytes at {} overlaps the {} bytes registered at {}; unregister those first",
-        bytes, pointer, other_bytes, reinterpret_cast<const void*>(other));
+    require(other + other_bytes <= start, Code::invalid_argument,
+            "SHOAL-N751: register_buffer of {} bytes at {} overlaps the {} bytes registered at {}; "
+            "unregister those first",
+            bytes, pointer, other_bytes, reinterpret_cast<const void*>(other));
   }
   ranges_.emplace(start, bytes);
 }
 
 void RegisteredBuffers::remove(const void* pointer) {
   require(ranges_.erase(address(pointer)) == 1, Code::invalid_argument,
-          "unregister_buffer of {}, where no registered buffer starts", pointer);
+          "SHOAL-N752: unregister_buffer of {}, where no registered buffer starts", pointer);
 }
 
 bool RegisteredBuffers::contains(const void* pointer, std::size_t bytes) const noexcept {

@@ -23,8 +23,8 @@ template <typename Function>
 Function* find(const char* library, const char* name) {
   void* const found = dlsym(RTLD_DEFAULT, name);
   require(found != nullptr, Code::unsupported,
-          "{} is not in this process: there is no {}; link the program with {}", library, name,
-          library);
+          "SHOAL-N850: {} is not in this process: there is no {}; link the program with {}",
+          library, name, library);
   return reinterpret_cast<Function*>(found);
 }
 
@@ -48,9 +48,10 @@ std::unique_ptr<Bootstrap> join_mpi(const Mpi<Handle>& mpi, const void* communic
   Handle comm{};
   std::memcpy(static_cast<void*>(&comm), communicator, sizeof comm);
   int rank = 0, size = 0;
-  require(mpi.rank(comm, &rank) == 0 && mpi.size(comm, &size) == 0, Code::invalid_argument,
-          "attributes->mpi_comm points to no communicator of this process's MPI; allowed: the "
-          "address of an MPI_Comm");
+  require(
+      mpi.rank(comm, &rank) == 0 && mpi.size(comm, &size) == 0, Code::invalid_argument,
+      "SHOAL-N851: attributes->mpi_comm points to no communicator of this process's MPI; allowed: "
+      "the address of an MPI_Comm");
   const auto broadcast = [&](const std::string& mine) {
     auto text = std::make_unique<char[]>(kRoom);
     mine.copy(text.get(), kRoom - 1);
@@ -62,8 +63,9 @@ std::unique_ptr<Bootstrap> join_mpi(const Mpi<Handle>& mpi, const void* communic
       if (done != 0 || std::chrono::steady_clock::now() < deadline) continue;
       static_cast<void>(text.release());  // MPI may still write there
       fail(Code::timeout,
-           "rank {} of {} waited {} ms for the others. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS", rank,
-           size, settings.bootstrap_timeout.count());
+           "SHOAL-N852: rank {} of {} waited {} ms for the others. Setting: "
+           "SHOAL_BOOTSTRAP_TIMEOUT_MS",
+           rank, size, settings.bootstrap_timeout.count());
     }
     return std::string(text.get());
   };
@@ -71,10 +73,9 @@ std::unique_ptr<Bootstrap> join_mpi(const Mpi<Handle>& mpi, const void* communic
 }
 
 const void* communicator_of(const nvshmemx_init_attr_t* attributes) {
-  require(
-      attributes != nullptr && attributes->mpi_comm != nullptr, Code::invalid_argument,
-      "NVSHMEMX_INIT_WITH_MPI_COMM without a communicator; allowed: attributes->mpi_comm points "
-      "to an MPI_Comm");
+  require(attributes != nullptr && attributes->mpi_comm != nullptr, Code::invalid_argument,
+          "SHOAL-N851: NVSHMEMX_INIT_WITH_MPI_COMM without a communicator; allowed: "
+          "attributes->mpi_comm points to an MPI_Comm");
   return attributes->mpi_comm;
 }
 
@@ -89,7 +90,8 @@ std::unique_ptr<Bootstrap> join_mpi(const nvshmemx_init_attr_t* attributes,
   int (*const initialized)(int*) = find<int(int*)>("MPI", "MPI_Initialized");
   int started = 0;
   initialized(&started);
-  require(started != 0, Code::invalid_argument, "MPI is not initialized; call MPI_Init first");
+  require(started != 0, Code::invalid_argument,
+          "SHOAL-N853: MPI is not initialized; call MPI_Init first");
   if (void* const character = open_mpi_character())
     return join_mpi(Mpi<void*>{character, nullptr}, communicator, settings);
   // The values of the ABI that MPICH, Intel MPI and others share.
@@ -109,7 +111,8 @@ std::unique_ptr<Bootstrap> join_shmem(const Settings& settings) {
   auto* const barrier = find<void()>(library, "shmem_barrier_all");
   const auto broadcast = [&](const std::string& mine) {
     auto* const shared = static_cast<char*>(allocate(kRoom));
-    require(shared != nullptr, Code::exhausted, "shmem_malloc of {} bytes returned NULL", kRoom);
+    require(shared != nullptr, Code::exhausted,
+            "SHOAL-N854: shmem_malloc of {} bytes returned NULL", kRoom);
     std::memset(shared, 0, kRoom);
     mine.copy(shared, kRoom - 1);
     barrier();
@@ -123,8 +126,10 @@ std::unique_ptr<Bootstrap> join_shmem(const Settings& settings) {
 }
 
 const nvshmemx_uniqueid_args_t& id_arguments_of(const nvshmemx_init_attr_t* attributes) {
-  require(attributes != nullptr && attributes->args.uid_args.id != nullptr, Code::invalid_argument,
-          "NVSHMEMX_INIT_WITH_UNIQUEID without an id; call nvshmemx_set_attr_uniqueid_args first");
+  require(
+      attributes != nullptr && attributes->args.uid_args.id != nullptr, Code::invalid_argument,
+      "SHOAL-N855: NVSHMEMX_INIT_WITH_UNIQUEID without an id; call nvshmemx_set_attr_uniqueid_args "
+      "first");
   return attributes->args.uid_args;
 }
 
@@ -138,8 +143,9 @@ std::unique_ptr<Bootstrap> join_id(const nvshmemx_init_attr_t* attributes,
 
 UniqueId id_of(const nvshmemx_uniqueid_t& id) {
   const std::size_t length = strnlen(id.internal, sizeof id.internal);
-  require(length != 0 && length < sizeof id.internal, Code::invalid_argument,
-          "the id is empty or has no end; allowed: what nvshmemx_get_uniqueid has made");
+  require(
+      length != 0 && length < sizeof id.internal, Code::invalid_argument,
+      "SHOAL-N855: the id is empty or has no end; allowed: what nvshmemx_get_uniqueid has made");
   return UniqueId::parse({id.internal, length});
 }
 
@@ -149,10 +155,11 @@ nvshmemx_uniqueid_t make_id(const Settings& settings) {
   UniqueId created = UniqueId::create(settings);
   const std::string text = created.to_string();
   nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
-  require(text.size() < sizeof id.internal, Code::unsupported,
-          "the address {} is too long for an nvshmemx_uniqueid_t; SHOAL_SOCKET_INTERFACE selects "
-          "another interface",
-          created.host);
+  require(
+      text.size() < sizeof id.internal, Code::unsupported,
+      "SHOAL-N856: the address {} is too long for an nvshmemx_uniqueid_t; SHOAL_SOCKET_INTERFACE "
+      "selects another interface",
+      created.host);
   text.copy(id.internal, text.size());
   const std::lock_guard lock(mutex);
   made.push_back(std::move(created));
@@ -176,15 +183,18 @@ JoinArguments arguments_of(unsigned flags, const nvshmemx_init_attr_t* attribute
 
 void check_same(const JoinArguments& open, const JoinArguments& further) {
   const auto check = [](const char* name, const auto& there, const auto& here) {
-    require(there == here, Code::invalid_argument,
-            "{} is {}, but the open world has {}; allowed: the same, or nvshmem_finalize first",
-            name, here, there);
+    require(
+        there == here, Code::invalid_argument,
+        "SHOAL-N857: {} is {}, but the open world has {}; allowed: the same, or nvshmem_finalize "
+        "first",
+        name, here, there);
   };
   check("flags", open.flags, further.flags);
   check("attributes->mpi_comm", open.mpi_comm, further.mpi_comm);
-  require(open.id == further.id, Code::invalid_argument,
-          "attributes->args.uid_args.id is not that of the open world; allowed: the same, or "
-          "nvshmem_finalize first");  // an id is a secret
+  require(
+      open.id == further.id, Code::invalid_argument,
+      "SHOAL-N857: attributes->args.uid_args.id is not that of the open world; allowed: the same, "
+      "or nvshmem_finalize first");  // an id is a secret
   check("attributes->args.uid_args.myrank", open.myrank, further.myrank);
   check("attributes->args.uid_args.nranks", open.nranks, further.nranks);
 }
@@ -202,8 +212,8 @@ std::unique_ptr<Bootstrap> join(unsigned flags, const nvshmemx_init_attr_t* attr
       return join_id(attributes, settings);
     default:
       fail(Code::invalid_argument,
-           "flags is {:#x}; allowed: 0, NVSHMEMX_INIT_WITH_MPI_COMM (2), NVSHMEMX_INIT_WITH_SHMEM "
-           "(4) or NVSHMEMX_INIT_WITH_UNIQUEID (8)",
+           "SHOAL-N858: flags is {:#x}; allowed: 0, NVSHMEMX_INIT_WITH_MPI_COMM (2), "
+           "NVSHMEMX_INIT_WITH_SHMEM (4) or NVSHMEMX_INIT_WITH_UNIQUEID (8)",
            flags);
   }
 }

@@ -61,8 +61,8 @@ NVSHMEM_DEFINE(int, init_thread, (int requested, int* provided)) {
   starting("nvshmem_init_thread", [&] {
     shoal::require(requested >= NVSHMEM_THREAD_SINGLE && requested <= NVSHMEM_THREAD_MULTIPLE,
                    shoal::Code::invalid_argument,
-                   "requested is {}; allowed: NVSHMEM_THREAD_SINGLE (0) to NVSHMEM_THREAD_MULTIPLE "
-                   "(3)",
+                   "SHOAL-N858: requested is {}; allowed: NVSHMEM_THREAD_SINGLE (0) to "
+                   "NVSHMEM_THREAD_MULTIPLE (3)",
                    requested);
     initialize_with(0, nullptr, true);
   });
@@ -91,7 +91,8 @@ NVSHMEMX_DEFINE(int, init_status, ()) {
 
 NVSHMEMX_DEFINE(int, get_uniqueid, (nvshmemx_uniqueid_t * id)) {
   starting("nvshmemx_get_uniqueid", [&] {
-    shoal::require(id != nullptr, shoal::Code::invalid_argument, "id is NULL; allowed: an id");
+    shoal::require(id != nullptr, shoal::Code::invalid_argument,
+                   "SHOAL-N855: id is NULL; allowed: an id");
     *id = make_id(read_settings());
   });
   return NVSHMEMX_SUCCESS;
@@ -101,10 +102,11 @@ NVSHMEMX_DEFINE(int, set_attr_uniqueid_args,
                  nvshmemx_init_attr_t* attributes)) {
   starting("nvshmemx_set_attr_uniqueid_args", [&] {
     shoal::require(id != nullptr && attributes != nullptr, shoal::Code::invalid_argument,
-                   "id or attributes is NULL; allowed: both");
-    shoal::require(nranks >= 1 && myrank >= 0 && myrank < nranks, shoal::Code::invalid_argument,
-                   "myrank is {} of nranks {}; allowed: 0 to nranks - 1, at least one rank", myrank,
-                   nranks);
+                   "SHOAL-N855: id or attributes is NULL; allowed: both");
+    shoal::require(
+        nranks >= 1 && myrank >= 0 && myrank < nranks, shoal::Code::invalid_argument,
+        "SHOAL-N859: myrank is {} of nranks {}; allowed: 0 to nranks - 1, at least one rank",
+        myrank, nranks);
     *attributes = NVSHMEMX_INIT_ATTR_INITIALIZER;
     nvshmemx_uniqueid_args_t& args = attributes->args.uid_args;
     args.id = const_cast<nvshmemx_uniqueid_t*>(id);

@@ -61,16 +61,16 @@ Program::Program(World opened)
 std::size_t Program::offset(const char* argument, const void* address, std::size_t bytes) const {
   const SymmetricHeap& heap = world.heap();
   require(heap.contains(address, bytes), Code::invalid_argument,
-          "{} is {} with {} bytes; allowed: in the symmetric heap, {} bytes at {}", argument,
-          address, bytes, heap.size(), static_cast<const void*>(heap.base()));
+          "SHOAL-N860: {} is {} with {} bytes; allowed: in the symmetric heap, {} bytes at {}",
+          argument, address, bytes, heap.size(), static_cast<const void*>(heap.base()));
   return heap.offset_of(address);
 }
 
 RemoteAddress Program::remote_word(const char* argument, const void* address, std::size_t bytes,
                                    int pe) const {
   const RemoteAddress at = remote(argument, address, bytes, pe);
-  require(at.offset % bytes == 0, Code::invalid_argument, "{} is {}; allowed: multiples of {}",
-          argument, address, bytes);
+  require(at.offset % bytes == 0, Code::invalid_argument,
+          "SHOAL-N861: {} is {}; allowed: multiples of {}", argument, address, bytes);
   return at;
 }
 
@@ -153,14 +153,16 @@ Compare compare_of(int cmp) {
       return Compare::greater_equal;
     default:
       fail(Code::invalid_argument,
-           "cmp is {}; allowed: NVSHMEM_CMP_EQ (0), NE (1), GT (2), LE (3), LT (4) and GE (5)",
+           "SHOAL-N858: cmp is {}; allowed: NVSHMEM_CMP_EQ (0), NE (1), GT (2), LE (3), LT (4) and "
+           "GE (5)",
            cmp);
   }
 }
 
 SignalOp signal_op_of(int op) {
   require(op == NVSHMEM_SIGNAL_SET || op == NVSHMEM_SIGNAL_ADD, Code::invalid_argument,
-          "sig_op is {}; allowed: NVSHMEM_SIGNAL_SET (9) or NVSHMEM_SIGNAL_ADD (10)", op);
+          "SHOAL-N858: sig_op is {}; allowed: NVSHMEM_SIGNAL_SET (9) or NVSHMEM_SIGNAL_ADD (10)",
+          op);
   return op == NVSHMEM_SIGNAL_ADD ? SignalOp::add : SignalOp::set;
 }
 

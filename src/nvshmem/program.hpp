@@ -45,8 +45,8 @@ class Program {
   std::size_t offset(const char* argument, const void* address, std::size_t bytes) const;
   bool is_symmetric(const void* address) const noexcept { return world.heap().contains(address); }
   void check_pe(int pe) const {
-    require(pe >= 0 && pe < n_pes, Code::invalid_argument, "PE {}; allowed: 0 to {}", pe,
-            n_pes - 1);
+    require(pe >= 0 && pe < n_pes, Code::invalid_argument, "SHOAL-N862: PE {}; allowed: 0 to {}",
+            pe, n_pes - 1);
   }
   /// The same range on PE `pe`.
   RemoteAddress remote(const char* argument, const void* address, std::size_t bytes, int pe) const {

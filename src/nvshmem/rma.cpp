@@ -72,8 +72,8 @@ struct Strides {
   Strides(std::ptrdiff_t dst, std::ptrdiff_t sst, std::size_t element)
       : to(checked("dst", dst, element)), from(checked("sst", sst, element)) {}
   static std::size_t checked(const char* argument, std::ptrdiff_t stride, std::size_t element) {
-    shoal::require(stride >= 1, shoal::Code::invalid_argument, "{} is {}; allowed: at least 1",
-                   argument, stride);
+    shoal::require(stride >= 1, shoal::Code::invalid_argument,
+                   "SHOAL-N863: {} is {}; allowed: at least 1", argument, stride);
     return bytes_of(static_cast<std::size_t>(stride), element);
   }
   std::size_t to, from;

@@ -13,7 +13,8 @@ namespace {
 int contexts_of(const char* argument, const nvshmem_team_config_t* config, long mask) {
   if (config == nullptr || (mask & NVSHMEM_TEAM_NUM_CONTEXTS) == 0) return 0;
   shoal::require(config->num_contexts >= 0, shoal::Code::invalid_argument,
-                 "{} asks for {} contexts; allowed: at least 0", argument, config->num_contexts);
+                 "SHOAL-N863: {} asks for {} contexts; allowed: at least 0", argument,
+                 config->num_contexts);
   return config->num_contexts;
 }
 
@@ -110,7 +111,7 @@ NVSHMEMX_DEFINE(int, team_init,
   return guarded("nvshmemx_team_init", [&](Program& program) {
     *team = NVSHMEM_TEAM_INVALID;
     shoal::require(config != nullptr, shoal::Code::invalid_argument,
-                   "config is NULL; allowed: one with the uniqueid of the team");
+                   "SHOAL-N864: config is NULL; allowed: one with the uniqueid of the team");
     const int contexts = contexts_of("config", config, mask);
     return splits([&] {
       *team = program.teams.add(program.world.make_team(config->uniqueid, size, index), contexts);

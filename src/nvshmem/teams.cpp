@@ -84,8 +84,10 @@ bool Teams::has(Id id) const {
 }
 
 Team Teams::at(Id id) const {
-  require(has(id), Code::invalid_argument,
-          "team is {}; allowed: a predefined team or one that a split made, on its own PEs", id);
+  require(
+      has(id), Code::invalid_argument,
+      "SHOAL-N865: team is {}; allowed: a predefined team or one that a split made, on its own PEs",
+      id);
   const std::lock_guard lock(mutex_);
   return slots_[static_cast<std::size_t>(id)].team;
 }
@@ -103,13 +105,13 @@ Teams::Id Teams::add(Team team, int contexts) {
     put(static_cast<Id>(i), std::move(team), contexts);
     return static_cast<Id>(i);
   }
-  fail(Code::exhausted, "all {} teams are in use; Setting: SHOAL_MAX_TEAMS",
+  fail(Code::exhausted, "SHOAL-N866: all {} teams are in use; Setting: SHOAL_MAX_TEAMS",
        slots_.size() - kPredefined);
 }
 
 void Teams::destroy(Id id) {
   require(id >= static_cast<Id>(kPredefined), Code::invalid_argument,
-          "team is {}, a predefined one; allowed: teams that a split made", id);
+          "SHOAL-N867: team is {}, a predefined one; allowed: teams that a split made", id);
   at(id).free();
   const std::lock_guard lock(mutex_);
   if (device_ != nullptr) device_->clear(id);

@@ -42,8 +42,9 @@ void check_shared(std::span<const SharedField> fields,
     for (const auto& of_pe : values) texts.push_back(i < of_pe.size() ? of_pe[i] : "unknown to it");
     const bool equal = std::all_of(texts.begin(), texts.end(),
                                    [&](const std::string& text) { return text == texts.front(); });
-    require(equal, Code::mismatch, "PEs disagree about {}, which must be the same on all: {}",
-            fields[i].name, group_by_text(texts, pes));
+    require(equal, Code::mismatch,
+            "SHOAL-N171: PEs disagree about {}, which must be the same on all: {}", fields[i].name,
+            group_by_text(texts, pes));
   }
 }
 

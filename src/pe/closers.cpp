@@ -9,7 +9,7 @@ namespace shoal::detail {
 
 void Closers::add(std::weak_ptr<Closable> object) {
   const std::lock_guard lock(mutex_);
-  require(!ended_, Code::closed, "the world is closed");
+  require(!ended_, Code::closed, "SHOAL-N172: the world is closed");
   std::erase_if(objects_, [](const auto& one) { return one.expired(); });
   objects_.push_back(std::move(object));
 }

@@ -59,7 +59,7 @@ void in_child() noexcept {
 void watch(Watched one) {
   Registry& all = registry();
   static const int error = pthread_atfork(before_fork, in_parent, in_child);
-  require(error == 0, Code::system, "pthread_atfork returned {}", error);
+  require(error == 0, Code::system, "SHOAL-N173: pthread_atfork returned {}", error);
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.watched, [](const Watched& other) { return other.object.expired(); });
   all.watched.push_back(std::move(one));

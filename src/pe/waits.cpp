@@ -51,8 +51,8 @@ void Waits::warn_of(Pe awaited, Clock::duration waited) const noexcept {
       ++named;
     }
     log::warn(
-        "PE {} of {} has waited for {} s and goes on: {}{}; Settings: SHOAL_WARN_AFTER_MS, "
-        "SHOAL_TIMEOUT_MS.",
+        "SHOAL-N174: PE {} of {} has waited for {} s and continues: {}{}; Settings: "
+        "SHOAL_WARN_AFTER_MS, SHOAL_TIMEOUT_MS.",
         me, n, std::chrono::duration_cast<std::chrono::seconds>(waited).count(),
         progress_.describe(me), others);
   } catch (const std::exception&) {  // no memory for a message
@@ -75,12 +75,13 @@ void Waits::throw_failed(WaitOutcome outcome, const std::string& what, const std
                          Pe awaited) const {
   const auto [me, n] = std::pair(placement_.my_pe, placement_.n_pes);
   if (outcome == WaitOutcome::peer_failed)
-    fail(Code::peer_failed, "{} failed on PE {} of {}: {}; it was {}", what, me, n,
+    fail(Code::peer_failed, "SHOAL-N175: {} failed on PE {} of {}: {}; it was {}", what, me, n,
          health_.failure(awaited).value_or("a PE of the world failed"), detail);
   if (outcome == WaitOutcome::interrupted)
-    fail(Code::system, "{} was interrupted on PE {} of {}: {}", what, me, n, detail);
-  fail(Code::timeout, "{} timed out after {} ms on PE {} of {}: {}; Setting: SHOAL_TIMEOUT_MS.",
-       what, settings_.timeout.count(), me, n, detail);
+    fail(Code::system, "SHOAL-N176: {} was interrupted on PE {} of {}: {}", what, me, n, detail);
+  fail(Code::timeout,
+       "SHOAL-N170: {} timed out after {} ms on PE {} of {}: {}; Setting: SHOAL_TIMEOUT_MS.", what,
+       settings_.timeout.count(), me, n, detail);
 }
 
 }  // namespace shoal::detail

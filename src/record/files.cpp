@@ -44,8 +44,10 @@ std::string write(const PeRecord& pe, const std::string& directory) {
     const int error = errno;
     unlink(unfinished.c_str());
     errno = error;
-    fail_errno("cannot write the flight record {}: SHOAL_FLIGHT_DIR must be a folder that exists",
-               name);
+    fail_errno(
+        "SHOAL-N180: cannot write the flight record {}: SHOAL_FLIGHT_DIR must be a folder that "
+        "exists",
+        name);
   }
   return name;
 }
@@ -90,7 +92,7 @@ std::string write_one(std::uint64_t world, Pe me, const std::string& directory) 
   if (const ProcessBlock* const own = own_record())
     for (const PeRecord& pe : read(*own, kRecordBytes, std::pair(world, me)))
       return write(pe, directory);
-  fail(Code::unsupported, "PE {} has no record: SHOAL_LOG=info says why", me);
+  fail(Code::unsupported, "SHOAL-N181: PE {} has no record: SHOAL_LOG=info says why", me);
 }
 
 void write_after_failure(std::uint64_t world, Pe me, const std::string& directory,
@@ -100,8 +102,8 @@ void write_after_failure(std::uint64_t world, Pe me, const std::string& director
     if (!note_written(world, me) && of == FailureOf::team) return;
     const std::string name = write_one(world, me, directory);
     log::warn(
-        "the flight record of PE {} is in {}; shoal-info --flight {} compares those of all "
-        "PEs",
+        "SHOAL-N182: the flight record of PE {} is in {}; shoal-info --flight {} compares those of "
+        "all PEs",
         me, name, directory);
   } catch (const std::exception& error) {
     log::warn("{}", error.what());
@@ -113,7 +115,7 @@ void watch_signal(const Settings& settings) {
   static std::once_flag once;
   std::call_once(once, [&] {
     signal_event = eventfd(0, EFD_CLOEXEC);
-    if (signal_event < 0) fail_errno("eventfd for SHOAL_FLIGHT_SIGNAL");
+    if (signal_event < 0) fail_errno("SHOAL-N181: eventfd for SHOAL_FLIGHT_SIGNAL");
     signal_directory = new std::string(settings.flight_dir);  // outlives static objects
     {
       const SignalsBlocked blocked;

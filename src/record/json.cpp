@@ -57,10 +57,11 @@ void change_texts(json& value, const Change& change) {
 
 void check_groups(const PeRecord& pe) {
   for (const GroupRecord& group : pe.groups) {
-    require(!group.pes.empty(), Code::invalid_argument, "group {} has no ranks", group.number);
+    require(!group.pes.empty(), Code::invalid_argument, "SHOAL-N183: group {} has no ranks",
+            group.number);
     for (const LaunchRecord& launch : group.launches)
-      require(!launch.phases.empty(), Code::invalid_argument, "a launch of group {} has no phases",
-              group.number);
+      require(!launch.phases.empty(), Code::invalid_argument,
+              "SHOAL-N183: a launch of group {} has no phases", group.number);
   }
 }
 
@@ -79,8 +80,8 @@ PeRecord from_json(const std::string& text) {
     json parsed = json::parse(with_characters_only(text));
     const int version = parsed.at("shoal_record");
     require(version == kJsonVersion, Code::invalid_argument,
-            "it has format {} of records; this version of Shoal reads format {}", version,
-            kJsonVersion);
+            "SHOAL-N184: it has format {} of records; this version of Shoal reads format {}",
+            version, kJsonVersion);
     // Another program wrote the text.
     change_texts(parsed, [](const std::string& from) { return detail::record::printable(from); });
     auto pe = parsed.get<PeRecord>();
@@ -89,7 +90,7 @@ PeRecord from_json(const std::string& text) {
     check_groups(pe);
     return pe;
   } catch (const json::exception& error) {
-    fail(Code::invalid_argument, "it is not the record of a PE: {}", error.what());
+    fail(Code::invalid_argument, "SHOAL-N183: it is not the record of a PE: {}", error.what());
   }
 }
 

@@ -25,9 +25,9 @@ std::string contents_of(const std::string& file) {
   const memory::FileDescriptor fd(open_foreign_file(file.c_str(), ForeignFile::disk));
   struct stat status{};
   require(fd && fstat(fd.get(), &status) == 0, Code::invalid_argument,
-          "it is no regular file, or cannot be read");
+          "SHOAL-N183: it is no regular file, or cannot be read");
   require(status.st_size <= kMostFileBytes, Code::invalid_argument,
-          "it has {} bytes; allowed: up to {}", status.st_size, kMostFileBytes);
+          "SHOAL-N183: it has {} bytes; allowed: up to {}", status.st_size, kMostFileBytes);
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
   std::size_t at = 0;
   while (at < text.size()) {
@@ -59,7 +59,7 @@ std::vector<PeRecord> read_files(const std::string& folder) {
   }
   require(!records.empty() || failure.empty(), Code::invalid_argument, "{}", failure);
   require(!records.empty(), Code::invalid_argument,
-          "{}: no files shoal_flight_*.json there (SHOAL_FLIGHT_DIR)", folder);
+          "SHOAL-N185: {}: no files shoal_flight_*.json there (SHOAL_FLIGHT_DIR)", folder);
   std::sort(records.begin(), records.end(), [](const PeRecord& a, const PeRecord& b) {
     return a.world != b.world ? a.world < b.world : a.pe < b.pe;
   });

@@ -31,10 +31,9 @@ using device::proxy::Kind;
 auto* const kLegacyStream = reinterpret_cast<Stream>(std::uintptr_t{1});
 
 DeviceSide& side_of(const WorldState& state) {
-  require(
-      state.device_side() != nullptr, Code::unsupported,
-      "the symmetric heap of this world is on the host, so a GPU cannot use it; SHOAL_HEAP=cuda "
-      "puts it into GPU memory");
+  require(state.device_side() != nullptr, Code::unsupported,
+          "SHOAL-N800: the symmetric heap of this world is on the host, so a GPU cannot use it; "
+          "SHOAL_HEAP=cuda puts it into GPU memory");
   return *state.device_side();
 }
 
@@ -45,8 +44,8 @@ std::byte* find(const WorldState& world, const char* what, Pe pe, std::size_t of
   world.fabric().heap_route(pe, needed);  // throws where the pair of PEs lacks a capability
   std::byte* const base = world.fabric().peer_base(pe);
   require(base != nullptr || world.device_side()->world().proxy != nullptr, Code::unsupported,
-          "{}: PE {} reaches the heap of PE {} by messages only, and there is no proxy that sends "
-          "them for its streams; set SHOAL_PROXY_SLOTS above 0",
+          "SHOAL-N801: {}: PE {} reaches the heap of PE {} by messages only, and there is no proxy "
+          "that sends them for its streams; set SHOAL_PROXY_SLOTS above 0",
           what, world.my_pe(), pe);
   return base == nullptr ? nullptr : base + offset;
 }
@@ -57,8 +56,8 @@ std::byte* reached(const WorldState& world, const char* what, Pe pe, std::size_t
   world.fabric().heap_route(pe, needed);
   std::byte* const base = world.fabric().peer_base(pe);
   require(base != nullptr, Code::unsupported,
-          "{}: PE {} reaches the heap of PE {} by messages only; this operation on a stream needs "
-          "loads and stores",
+          "SHOAL-N802: {}: PE {} reaches the heap of PE {} by messages only; this operation on a "
+          "stream needs loads and stores",
           what, world.my_pe(), pe);
   return base + offset;
 }
@@ -87,19 +86,22 @@ detail::Condition checked_condition(WorldState& state, const char* what, const v
                                     Compare compare, std::uint64_t value, std::size_t width,
                                     bool is_signed) {
   const SymmetricHeap& heap = state.heap();
-  require(heap.contains(variable, width) && reinterpret_cast<std::uintptr_t>(variable) % width == 0,
-          Code::invalid_argument,
-          "{}: {} is no aligned word of {} bytes of this PE's symmetric heap of {} bytes at {}",
-          what, variable, width, heap.size(), static_cast<const void*>(heap.base()));
+  require(
+      heap.contains(variable, width) && reinterpret_cast<std::uintptr_t>(variable) % width == 0,
+      Code::invalid_argument,
+      "SHOAL-N803: {}: {} is no aligned word of {} bytes of this PE's symmetric heap of {} bytes "
+      "at {}",
+      what, variable, width, heap.size(), static_cast<const void*>(heap.base()));
   return {variable, compare, value, width, is_signed, -1};
 }
 
 /// Bytes of this PE's heap.
 void check_in_heap(WorldState& state, const char* what, const void* address, std::size_t bytes) {
   const SymmetricHeap& heap = state.heap();
-  require(bytes == 0 || heap.contains(address, bytes), Code::invalid_argument,
-          "{}: {} with {} bytes does not lie in this PE's symmetric heap of {} bytes at {}", what,
-          address, bytes, heap.size(), static_cast<const void*>(heap.base()));
+  require(
+      bytes == 0 || heap.contains(address, bytes), Code::invalid_argument,
+      "SHOAL-N803: {}: {} with {} bytes does not lie in this PE's symmetric heap of {} bytes at {}",
+      what, address, bytes, heap.size(), static_cast<const void*>(heap.base()));
 }
 
 /// A signal of this PE's heap, or nullptr.
@@ -186,8 +188,8 @@ StreamOperations::StreamOperations(shoal::World world, Stream stream)
   const int sharing = side().launch().pes_on_device;
   require(
       (stream != nullptr && stream != kLegacyStream) || sharing == 1, Code::invalid_argument,
-      "StreamOperations: the legacy default stream waits for all other streams of the process, and "
-      "{} PEs share this GPU; use a stream made with cudaStreamNonBlocking",
+      "SHOAL-N804: StreamOperations: the legacy default stream waits for all other streams of the "
+      "process, and {} PEs share this GPU; use a stream made with cudaStreamNonBlocking",
       sharing);
 }
 
@@ -233,11 +235,11 @@ void StreamOperations::put_small(RemoteAddress target, const void* value, std::s
                                  std::size_t count) const {
   const DeviceSide& device = side();
   const WorldState& world = world_.state();
-  require(count >= 1, Code::invalid_argument, "put_value: an empty span as target");
+  require(count >= 1, Code::invalid_argument, "SHOAL-N794: put_value: an empty span as target");
   const std::size_t offset = checked(world, "put_value", target, bytes);
   require(offset % bytes == 0, Code::invalid_argument,
-          "put_value: offset {} of PE {} is not a multiple of the value's {} bytes", offset,
-          target.pe, bytes);
+          "SHOAL-N805: put_value: offset {} of PE {} is not a multiple of the value's {} bytes",
+          offset, target.pe, bytes);
   std::uint64_t bits = 0;
   std::memcpy(&bits, value, bytes);
   if (std::byte* const to = find(world, "put_value", target.pe, offset, capability::put))
@@ -393,16 +395,18 @@ void StreamOperations::fetch_entries(const EntryFetch& fetch) const {
   constexpr const char* kCall = "fetch_entries";
   const DeviceSide& device = side();
   require(fetch.entry_bytes >= 1 && fetch.entries_per_pe >= 1, Code::invalid_argument,
-          "fetch_entries: {} entries of {} bytes on each PE; both must be at least 1",
+          "SHOAL-N806: fetch_entries: {} entries of {} bytes on each PE; both must be at least 1",
           fetch.entries_per_pe, fetch.entry_bytes);
-  require(fetch.count >= 0 && fetch.words >= 0 && fetch.per_row >= 1, Code::invalid_argument,
-          "fetch_entries: {} indices, {} to a row, {} words for each; allowed: at least 0, 1 and 0",
-          fetch.count, fetch.per_row, fetch.words);
+  require(
+      fetch.count >= 0 && fetch.words >= 0 && fetch.per_row >= 1, Code::invalid_argument,
+      "SHOAL-N806: fetch_entries: {} indices, {} to a row, {} words for each; allowed: at least 0, "
+      "1 and 0",
+      fetch.count, fetch.per_row, fetch.words);
   const auto entries = static_cast<std::size_t>(fetch.entries_per_pe);
   std::size_t bytes = 0;
   require(!__builtin_mul_overflow(entries, fetch.entry_bytes, &bytes), Code::invalid_argument,
-          "fetch_entries: {} entries of {} bytes are more bytes than can be counted", entries,
-          fetch.entry_bytes);
+          "SHOAL-N806: fetch_entries: {} entries of {} bytes are more bytes than can be counted",
+          entries, fetch.entry_bytes);
   check_in_heap(world_.state(), kCall, fetch.part, bytes);
   (void)reached_team(kCall, world_.team(), capability::get);
   if (fetch.count == 0) return;
@@ -444,7 +448,8 @@ device::Team StreamOperations::reached_team(const char* what, const Team& team,
                                             std::uint32_t needed) const {
   const detail::TeamState& state = team.state();
   const WorldState& world = world_.state();
-  require(state.world.get() == &world, Code::invalid_argument, "{}: a team of another world", what);
+  require(state.world.get() == &world, Code::invalid_argument,
+          "SHOAL-N807: {}: a team of another world", what);
   for (const Pe pe : state.pes) reached(world, what, pe, 0, needed);
   return detail::describe_team(side(), state);
 }
@@ -453,7 +458,8 @@ void StreamOperations::barrier(const Team& team) const {
   const DeviceSide& device = side();
   const detail::TeamState& state = team.state();
   const WorldState& world = world_.state();
-  require(state.world.get() == &world, Code::invalid_argument, "barrier: a team of another world");
+  require(state.world.get() == &world, Code::invalid_argument,
+          "SHOAL-N807: barrier: a team of another world");
   for (const Pe pe : state.pes) find(world, "barrier", pe, 0, capability::signals);
   device.barrier(stream_, detail::describe_team(device, state));
 }

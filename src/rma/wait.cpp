@@ -54,19 +54,20 @@ constexpr const char* symbol_of(Compare compare) {
 
 World::WaitResult World::test_words(const Words& words, Compare compare, Quorum quorum) const {
   detail::WorldState& world = state();
-  require(words.skip.empty() || words.skip.size() == words.count, Code::invalid_argument,
-          "wait or test: skip has {} elements for {} variables; allowed: none, or one each",
-          words.skip.size(), words.count);
+  require(
+      words.skip.empty() || words.skip.size() == words.count, Code::invalid_argument,
+      "SHOAL-N796: wait or test: skip has {} elements for {} variables; allowed: none, or one each",
+      words.skip.size(), words.count);
   require(words.value_count == 1 || words.value_count == words.count, Code::invalid_argument,
-          "wait or test: {} values for {} variables; allowed: 1, or one each", words.value_count,
-          words.count);
+          "SHOAL-N796: wait or test: {} values for {} variables; allowed: 1, or one each",
+          words.value_count, words.count);
   if (words.count == 0) return {quorum == Quorum::all, {}};
   require(
       world.heap().contains(words.variables, words.count * words.width) &&
           reinterpret_cast<std::uintptr_t>(words.variables) % words.width == 0,
       Code::invalid_argument,
-      "wait or test: {} variables of {} bytes at {} are not aligned words of this PE's symmetric "
-      "heap of {} bytes at {}",
+      "SHOAL-N803: wait or test: {} variables of {} bytes at {} are not aligned words of this PE's "
+      "symmetric heap of {} bytes at {}",
       words.count, words.width, words.variables, world.heap().size(),
       static_cast<const void*>(world.heap().base()));
 
@@ -132,7 +133,7 @@ std::uint64_t World::signal_fetch(const std::uint64_t* flag) const {
   require(state().heap().contains(flag, sizeof *flag) &&
               reinterpret_cast<std::uintptr_t>(flag) % sizeof *flag == 0,
           Code::invalid_argument,
-          "signal_fetch: {} is not an aligned word of this PE's symmetric heap",
+          "SHOAL-N803: signal_fetch: {} is not an aligned word of this PE's symmetric heap",
           static_cast<const void*>(flag));
   return load<std::uint64_t>(Snapshot(state(), flag, sizeof *flag).data(), 0);
 }

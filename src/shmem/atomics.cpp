@@ -25,8 +25,8 @@ template <typename T>
 Target word(Program& program, shmem_ctx_t ctx, const char* argument, const T* address, int pe) {
   const Target at = program.target(ctx, argument, address, sizeof(T), pe);
   shoal::require(at.offset % sizeof(T) == 0, shoal::Code::invalid_argument,
-                 "{} is {}; allowed: multiples of {}", argument, static_cast<const void*>(address),
-                 sizeof(T));
+                 "SHOAL-N820: {} is {}; allowed: multiples of {}", argument,
+                 static_cast<const void*>(address), sizeof(T));
   return at;
 }
 

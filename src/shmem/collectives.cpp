@@ -29,7 +29,7 @@ using Broadcast = TeamMemory::Broadcast;
     return fmt::format("PE {}: {} bytes, PE_root {}", team.pes[pe], broadcast.bytes,
                        broadcast.root);
   };
-  fail(Code::mismatch, "broadcast: the PEs of team {} disagree: {}; {}", team.index,
+  fail(Code::mismatch, "SHOAL-N821: broadcast: the PEs of team {} disagree: {}; {}", team.index,
        describe(other, theirs), describe(team.me(), mine));
 }
 
@@ -115,15 +115,15 @@ void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
   const auto from = reinterpret_cast<std::uintptr_t>(source);
   require(dest_bytes == 0 || source_bytes == 0 || (in_place && to == from) ||
               to + dest_bytes <= from || from + source_bytes <= to,
-          Code::invalid_argument, "dest {} and source {} overlap; allowed: {}", dest, source,
-          in_place ? "apart, or the same address" : "apart");
+          Code::invalid_argument, "SHOAL-N822: dest {} and source {} overlap; allowed: {}", dest,
+          source, in_place ? "apart, or the same address" : "apart");
 }
 
 void broadcast(Program& program, const Team& team, void* dest, const void* source,
                std::size_t bytes, int root, RootDest root_dest) {
   const auto n = static_cast<std::size_t>(team.size());
   require(root >= 0 && static_cast<std::size_t>(root) < n, Code::invalid_argument,
-          "PE_root is {}; allowed: 0 to {}, the PEs of the team", root, n - 1);
+          "SHOAL-N823: PE_root is {}; allowed: 0 to {}, the PEs of the team", root, n - 1);
   if (bytes == 0) return;
   const std::size_t target = program.offset("dest", dest, bytes);
   const std::size_t origin = program.offset("source", source, bytes);
@@ -199,7 +199,8 @@ void all_to_all_strided(Program& program, const Team& team, void* dest, const vo
                         const StridedBlocks& blocks) {
   for (const auto& [argument, stride] :
        {std::pair("dst", blocks.dst), std::pair("sst", blocks.sst)})
-    require(stride >= 1, Code::invalid_argument, "{} is {}; allowed: at least 1", argument, stride);
+    require(stride >= 1, Code::invalid_argument, "SHOAL-N824: {} is {}; allowed: at least 1",
+            argument, stride);
   const auto n = static_cast<std::size_t>(team.size());
   const auto me = static_cast<std::size_t>(team.my_pe());
   const std::size_t to_stride = bytes_of(static_cast<std::size_t>(blocks.dst), blocks.element);

@@ -10,10 +10,11 @@ constexpr long kOptions = SHMEM_CTX_SERIALIZED | SHMEM_CTX_PRIVATE | SHMEM_CTX_N
 
 void create(Program& program, shmem_team_t team, long options, shmem_ctx_t* ctx) {
   result("ctx", ctx);
-  shoal::require((options & ~kOptions) == 0, shoal::Code::invalid_argument,
-                 "options is {:#x}; allowed: SHMEM_CTX_SERIALIZED ({:#x}), SHMEM_CTX_PRIVATE "
-                 "({:#x}), SHMEM_CTX_NOSTORE ({:#x}), any of them or 0",
-                 options, SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE, SHMEM_CTX_NOSTORE);
+  shoal::require(
+      (options & ~kOptions) == 0, shoal::Code::invalid_argument,
+      "SHOAL-N825: options is {:#x}; allowed: SHMEM_CTX_SERIALIZED ({:#x}), SHMEM_CTX_PRIVATE "
+      "({:#x}), SHMEM_CTX_NOSTORE ({:#x}), any of them or 0",
+      options, SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE, SHMEM_CTX_NOSTORE);
   shoal_shmem_team& members = program.team(team);
   const long one_thread = SHMEM_CTX_SERIALIZED | SHMEM_CTX_PRIVATE;
   std::vector<shoal_shmem_ctx::Peer> peers;
@@ -62,8 +63,9 @@ SHMEM_DEFINE(int, ctx_get_team, (shmem_ctx_t ctx, shmem_team_t* team)) {
 SHMEM_DEFINE(void, ctx_destroy, (shmem_ctx_t ctx)) {
   guarded("shmem_ctx_destroy", [&](Program& program) {
     if (ctx == SHMEM_CTX_INVALID) return;
-    shoal::require(ctx != SHMEM_CTX_DEFAULT, shoal::Code::invalid_argument,
-                   "ctx is SHMEM_CTX_DEFAULT; allowed: contexts that the program created");
+    shoal::require(
+        ctx != SHMEM_CTX_DEFAULT, shoal::Code::invalid_argument,
+        "SHOAL-N826: ctx is SHMEM_CTX_DEFAULT; allowed: contexts that the program created");
     const shoal_shmem_ctx& context = program.context(ctx);
     program.quiet(ctx);
     if ((context.options & SHMEM_CTX_PRIVATE) == 0) {
@@ -80,13 +82,14 @@ SHMEM_DEFINE(void, ctx_session_start,
   guarded("shmem_ctx_session_start", [&](Program& program) {
     program.check_context(ctx);
     shoal::require((options & ~SHMEM_CTX_SESSION_BATCH) == 0, shoal::Code::invalid_argument,
-                   "options is {:#x}; allowed: SHMEM_CTX_SESSION_BATCH ({:#x}) or 0", options,
-                   SHMEM_CTX_SESSION_BATCH);
-    shoal::require(mask == 0 || (mask == SHMEM_CTX_SESSION_TOTAL_OPS && config != nullptr),
-                   shoal::Code::invalid_argument,
-                   "mask is {:#x} with config {}; allowed: 0, or SHMEM_CTX_SESSION_TOTAL_OPS "
-                   "({:#x}) with a config",
-                   mask, static_cast<const void*>(config), SHMEM_CTX_SESSION_TOTAL_OPS);
+                   "SHOAL-N825: options is {:#x}; allowed: SHMEM_CTX_SESSION_BATCH ({:#x}) or 0",
+                   options, SHMEM_CTX_SESSION_BATCH);
+    shoal::require(
+        mask == 0 || (mask == SHMEM_CTX_SESSION_TOTAL_OPS && config != nullptr),
+        shoal::Code::invalid_argument,
+        "SHOAL-N825: mask is {:#x} with config {}; allowed: 0, or SHMEM_CTX_SESSION_TOTAL_OPS "
+        "({:#x}) with a config",
+        mask, static_cast<const void*>(config), SHMEM_CTX_SESSION_TOTAL_OPS);
   });
 }
 

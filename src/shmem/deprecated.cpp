@@ -19,9 +19,10 @@ void check(const Program& program, const ActiveSet& set) {
   const bool fits =
       set.size >= 1 && set.log_stride >= 0 && set.log_stride < 31 && in_world(set.start) &&
       in_world(set.start + (std::int64_t{set.size} - 1) * (std::int64_t{1} << set.log_stride));
-  shoal::require(fits, shoal::Code::invalid_argument,
-                 "PE_start {}, logPE_stride {}, PE_size {}; allowed: sets of PEs 0 to {}",
-                 set.start, set.log_stride, set.size, program.n_pes - 1);
+  shoal::require(
+      fits, shoal::Code::invalid_argument,
+      "SHOAL-N827: PE_start {}, logPE_stride {}, PE_size {}; allowed: sets of PEs 0 to {}",
+      set.start, set.log_stride, set.size, program.n_pes - 1);
 }
 
 /// The team of an active set. Collective over its PEs where they use the set for the first time.
@@ -30,10 +31,11 @@ shoal::Team team_of(Program& program, ActiveSet set) {
   if (set.size == program.n_pes) return program.all.team;
   const int stride = 1 << set.log_stride;
   const int distance = program.me - set.start;
-  shoal::require(distance >= 0 && distance % stride == 0 && distance / stride < set.size,
-                 shoal::Code::invalid_argument,
-                 "PE {} is not in the active set PE_start {}, logPE_stride {}, PE_size {}",
-                 program.me, set.start, set.log_stride, set.size);
+  shoal::require(
+      distance >= 0 && distance % stride == 0 && distance / stride < set.size,
+      shoal::Code::invalid_argument,
+      "SHOAL-N827: PE {} is not in the active set PE_start {}, logPE_stride {}, PE_size {}",
+      program.me, set.start, set.log_stride, set.size);
   if (set.size == 1) set.log_stride = 0;
   const std::array<int, 3> key{set.start, set.log_stride, set.size};
   {
@@ -50,11 +52,12 @@ shoal::Team team_of(Program& program, ActiveSet set) {
     made = program.world.make_team(id, set.size, distance / stride);
   } catch (const shoal::Error& error) {
     if (error.code() != shoal::Code::exhausted) throw;
-    shoal::fail(shoal::Code::exhausted,
-                "PE_start {}, logPE_stride {}, PE_size {}: no team is free on all PEs for another "
-                "active set, and earlier sets keep theirs until shmem_finalize; SHOAL_MAX_TEAMS is "
-                "{}",
-                set.start, set.log_stride, set.size, program.core.settings().max_teams);
+    shoal::fail(
+        shoal::Code::exhausted,
+        "SHOAL-N828: PE_start {}, logPE_stride {}, PE_size {}: no team is free on all PEs for "
+        "another active set, and earlier sets keep theirs until shmem_finalize; SHOAL_MAX_TEAMS is "
+        "{}",
+        set.start, set.log_stride, set.size, program.core.settings().max_teams);
   }
   const std::lock_guard lock(program.active_sets_mutex);
   return program.active_sets.emplace(key, std::move(made)).first->second;
@@ -105,7 +108,7 @@ DEFINE_MOVES(64)
                (TYPE * dest, const TYPE* source, int nreduce, ACTIVE_SET, TYPE*, long*)) { \
     ON_ACTIVE_SET(NAME, {                                                                  \
       shoal::require(nreduce >= 0, shoal::Code::invalid_argument,                          \
-                     "nreduce is {}; allowed: at least 0", nreduce);                       \
+                     "SHOAL-N824: nreduce is {}; allowed: at least 0", nreduce);           \
       reduce(program, on, reducer_of<TYPE>(ReduceOp::OP), dest, source,                    \
              static_cast<size_t>(nreduce));                                                \
     });                                                                                    \

@@ -70,14 +70,14 @@ Environment read_environment(const Lookup& lookup) {
     const auto bytes = parse_symmetric_size(*value);
     require(
         bytes.has_value(), Code::invalid_argument,
-        "{} is \"{}\"; allowed: a number of bytes with an optional suffix K, M, G or T, such as "
-        "512M or 1.5G",
+        "SHOAL-N829: {} is \"{}\"; allowed: a number of bytes with an optional suffix K, M, G or "
+        "T, such as 512M or 1.5G",
         name, *value);
     const SettingInfo& info =
         *std::ranges::find(settings_table(), "SHOAL_SYMMETRIC_SIZE", &SettingInfo::name);
     const std::int64_t most = info.maximum / 2;  // the program's static data come on top
     require(*bytes <= static_cast<std::size_t>(most), Code::invalid_argument,
-            "{} is \"{}\"; allowed: 0 to {} bytes", name, *value, most);
+            "SHOAL-N829: {} is \"{}\"; allowed: 0 to {} bytes", name, *value, most);
     environment.size_from = fmt::format("{} is \"{}\"", name, *value);
     settings.symmetric_size = *bytes;
   }

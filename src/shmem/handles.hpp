@@ -42,9 +42,9 @@ class Handles {
     const Slot* const slot = slot_of(handle);
     const std::uint64_t given = slot == nullptr ? 0 : slot->generation.load();
     require(slot == nullptr || bits(handle) >> kIndexBits >= given, Code::invalid_argument,
-            "{} was destroyed; allowed: a {} that exists", argument, kind);
-    fail(Code::invalid_argument, "{} is {}, which is no {}; allowed: a {} that exists", argument,
-         static_cast<const void*>(handle), kind, kind);
+            "SHOAL-N830: {} was destroyed; allowed: a {} that exists", argument, kind);
+    fail(Code::invalid_argument, "SHOAL-N830: {} is {}, which is no {}; allowed: a {} that exists",
+         argument, static_cast<const void*>(handle), kind, kind);
   }
   /// Throws Error{exhausted} where 2^26 objects exist.
   Handle add(std::unique_ptr<T> object) {
@@ -98,8 +98,8 @@ class Handles {
   }
   void grow() {
     const std::size_t before = slots_.load(), chunk = place(before).first;
-    require(chunk < chunks_.size(), Code::exhausted, "{} handles exist; allowed: {}", before,
-            before);
+    require(chunk < chunks_.size(), Code::exhausted, "SHOAL-N830: {} handles exist; allowed: {}",
+            before, before);
     const std::size_t count = kChunk << chunk;
     chunks_[chunk] = new Slot[count];
     for (std::size_t i = count; i > 0; --i) free_.push_back(before + i - 1);

@@ -36,7 +36,8 @@ SHMEM_DEFINE(int, init_thread, (int requested, int* provided)) {
     shoal::require(
         requested >= SHMEM_THREAD_SINGLE && requested <= SHMEM_THREAD_MULTIPLE,
         shoal::Code::invalid_argument,
-        "requested is {}; allowed: SHMEM_THREAD_SINGLE ({}) to SHMEM_THREAD_MULTIPLE ({})",
+        "SHOAL-N831: requested is {}; allowed: SHMEM_THREAD_SINGLE ({}) to SHMEM_THREAD_MULTIPLE "
+        "({})",
         requested, SHMEM_THREAD_SINGLE, SHMEM_THREAD_MULTIPLE);
     initialize();
     if (provided != nullptr) *provided = SHMEM_THREAD_MULTIPLE;

@@ -24,8 +24,8 @@ class Lock {
   Lock(Program& program, const long* lock)
       : program_(program), at_(program.target(SHMEM_CTX_DEFAULT, "lock", lock, sizeof *lock, 0)) {
     shoal::require(at_.offset % sizeof *lock == 0, shoal::Code::invalid_argument,
-                   "lock is {}; allowed: multiples of {}", static_cast<const void*>(lock),
-                   sizeof *lock);
+                   "SHOAL-N820: lock is {}; allowed: multiples of {}",
+                   static_cast<const void*>(lock), sizeof *lock);
   }
 
   void set() {
@@ -48,7 +48,7 @@ class Lock {
   void clear() {
     const std::uint64_t seen = apply(AtomicOp::fetch, 0);
     shoal::require(next_of(seen) != holder_of(seen), shoal::Code::invalid_argument,
-                   "lock is free; allowed: a lock that this PE has set");
+                   "SHOAL-N832: lock is free; allowed: a lock that this PE has set");
     program_.world.quiet();
     // Half of the word: a carry would change the next ticket.
     at_.transport.update(at_.pe, AtomicOp::add, at_.offset, 1, sizeof(std::uint32_t));

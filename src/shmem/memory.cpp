@@ -20,10 +20,11 @@ void* reallocate(Program& program, void* block, std::size_t size) {
   }
   const std::size_t before =
       heap.contains(block) ? program.core.memory().heap().size_of(heap.offset_of(block)) : 0;
-  shoal::require(before != 0, shoal::Code::invalid_argument,
-                 "block is {}; allowed: NULL, or what shmem_malloc, shmem_calloc, shmem_align or "
-                 "shmem_realloc returned and was not freed",
-                 block);
+  shoal::require(
+      before != 0, shoal::Code::invalid_argument,
+      "SHOAL-N833: block is {}; allowed: NULL, or what shmem_malloc, shmem_calloc, shmem_align or "
+      "shmem_realloc returned and was not freed",
+      block);
   // The old block may be the target of operations up to the barrier.
   shoal::barrier(program.all.team);
   void* const grown = allocate(program.world, size);

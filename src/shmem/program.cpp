@@ -155,8 +155,9 @@ void Program::not_symmetric(const char* argument, const void* address, std::size
                            : fmt::format("(global variables of this program are not symmetric: {})",
                                          statics.obstacle());
   fail(Code::invalid_argument,
-       "{} is {} with {} bytes; allowed: in the symmetric heap, {} bytes at {:#x}, or {}", argument,
-       address, bytes, heap_bytes_, heap_start_, variables);
+       "SHOAL-N834: {} is {} with {} bytes; allowed: in the symmetric heap, {} bytes at {:#x}, or "
+       "{}",
+       argument, address, bytes, heap_bytes_, heap_start_, variables);
 }
 
 void Program::fence(shmem_ctx_t handle) const {
@@ -204,7 +205,7 @@ shoal_shmem_team& Program::team(shmem_team_t handle) {
   if (handle == SHMEM_TEAM_WORLD) return all;
   if (handle == SHMEM_TEAM_SHARED) return shared;
   require(handle != SHMEM_TEAM_INVALID, Code::invalid_argument,
-          "team is SHMEM_TEAM_INVALID; allowed: a team that this PE is in");
+          "SHOAL-N835: team is SHMEM_TEAM_INVALID; allowed: a team that this PE is in");
   shoal_shmem_team* const found = teams.find(handle);
   if (found == nullptr) teams.refuse("team", "team", handle);
   return *found;
@@ -212,7 +213,7 @@ shoal_shmem_team& Program::team(shmem_team_t handle) {
 
 void Program::bad_context(shmem_ctx_t handle) const {
   require(handle != SHMEM_CTX_INVALID, Code::invalid_argument,
-          "ctx is SHMEM_CTX_INVALID; allowed: a context that exists");
+          "SHOAL-N826: ctx is SHMEM_CTX_INVALID; allowed: a context that exists");
   contexts.refuse("ctx", "context", handle);
 }
 

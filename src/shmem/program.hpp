@@ -59,8 +59,8 @@ namespace shoal::shmem {
 /// Reference in which a routine stores a result. Throws Error{invalid_argument} for NULL.
 template <typename T>
 T& result(const char* argument, T* place) {
-  require(place != nullptr, Code::invalid_argument, "{} is NULL; allowed: the address of a result",
-          argument);
+  require(place != nullptr, Code::invalid_argument,
+          "SHOAL-N836: {} is NULL; allowed: the address of a result", argument);
   return *place;
 }
 
@@ -132,7 +132,8 @@ class Program {
     }
     shoal_shmem_ctx& found = context(ctx);
     require(pe >= 0 && static_cast<std::size_t>(pe) < found.peers.size(), Code::invalid_argument,
-            "PE {}; allowed: 0 to {}, the PEs of the context's team", pe, found.peers.size() - 1);
+            "SHOAL-N837: PE {}; allowed: 0 to {}, the PEs of the context's team", pe,
+            found.peers.size() - 1);
     shoal_shmem_ctx::Peer& peer = found.peers[static_cast<std::size_t>(pe)];
     if (found.records && !peer.mapped && !peer.in_use) {
       peer.in_use = true;
@@ -141,8 +142,8 @@ class Program {
     return peer.pe;
   }
   void check_pe(int pe) const {
-    require(pe >= 0 && pe < n_pes, Code::invalid_argument, "PE {}; allowed: 0 to {}", pe,
-            n_pes - 1);
+    require(pe >= 0 && pe < n_pes, Code::invalid_argument, "SHOAL-N837: PE {}; allowed: 0 to {}",
+            pe, n_pes - 1);
   }
 
   // Handles. Both throw Error{invalid_argument} for invalid and destroyed ones.

@@ -51,8 +51,8 @@ struct Layout {
 std::size_t checked_stride(const char* argument, std::ptrdiff_t stride, const Layout& layout) {
   const std::size_t least = layout.block / layout.element;
   shoal::require(stride >= 1 && static_cast<std::size_t>(stride) >= least,
-                 shoal::Code::invalid_argument, "{} is {}; allowed: at least {}", argument, stride,
-                 least);
+                 shoal::Code::invalid_argument, "SHOAL-N824: {} is {}; allowed: at least {}",
+                 argument, stride, least);
   return bytes_of(static_cast<std::size_t>(stride), layout.element);
 }
 

@@ -10,15 +10,16 @@ namespace {
 Target signal_at(const Program& program, shmem_ctx_t ctx, const std::uint64_t* address, int pe) {
   const Target at = program.target(ctx, "sig_addr", address, sizeof *address, pe);
   shoal::require(at.offset % sizeof *address == 0, shoal::Code::invalid_argument,
-                 "sig_addr is {}; allowed: multiples of {}", static_cast<const void*>(address),
-                 sizeof *address);
+                 "SHOAL-N820: sig_addr is {}; allowed: multiples of {}",
+                 static_cast<const void*>(address), sizeof *address);
   return at;
 }
 
 shoal::SignalOp checked_op(int op) {
-  shoal::require(op == SHMEM_SIGNAL_SET || op == SHMEM_SIGNAL_ADD, shoal::Code::invalid_argument,
-                 "sig_op is {}; allowed: SHMEM_SIGNAL_SET ({}) or SHMEM_SIGNAL_ADD ({})", op,
-                 SHMEM_SIGNAL_SET, SHMEM_SIGNAL_ADD);
+  shoal::require(
+      op == SHMEM_SIGNAL_SET || op == SHMEM_SIGNAL_ADD, shoal::Code::invalid_argument,
+      "SHOAL-N838: sig_op is {}; allowed: SHMEM_SIGNAL_SET ({}) or SHMEM_SIGNAL_ADD ({})", op,
+      SHMEM_SIGNAL_SET, SHMEM_SIGNAL_ADD);
   return op == SHMEM_SIGNAL_SET ? shoal::SignalOp::set : shoal::SignalOp::add;
 }
 

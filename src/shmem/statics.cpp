@@ -188,7 +188,8 @@ void Statics::map(const World& world, const StaticRange& range) {
              range.bytes);
   if (mmap(at, range.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, place) ==
       MAP_FAILED)
-    fail_errno("cannot map {} bytes of symmetric memory over the program's variables", range.bytes);
+    fail_errno("SHOAL-N839: cannot map {} bytes of symmetric memory over the program's variables",
+               range.bytes);
   start_ = range.start;
   bytes_ = range.bytes;
   static const int registered = pthread_atfork(nullptr, nullptr, make_private_in_child);

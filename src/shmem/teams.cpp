@@ -15,10 +15,10 @@ shmem_team_config_t checked_config(const char* argument, const shmem_team_config
                                    long mask) {
   if (mask == 0) return {};
   shoal::require(mask == SHMEM_TEAM_NUM_CONTEXTS, shoal::Code::invalid_argument,
-                 "{} has the mask {:#x}; allowed: 0 or SHMEM_TEAM_NUM_CONTEXTS ({:#x})", argument,
-                 mask, SHMEM_TEAM_NUM_CONTEXTS);
+                 "SHOAL-N825: {} has the mask {:#x}; allowed: 0 or SHMEM_TEAM_NUM_CONTEXTS ({:#x})",
+                 argument, mask, SHMEM_TEAM_NUM_CONTEXTS);
   shoal::require(config != nullptr && config->num_contexts >= 0, shoal::Code::invalid_argument,
-                 "{} {}; allowed: with its mask, at least 0 contexts", argument,
+                 "SHOAL-N825: {} {}; allowed: with its mask, at least 0 contexts", argument,
                  config == nullptr ? "is NULL" : "asks for a negative number of contexts");
   return *config;
 }
@@ -121,7 +121,7 @@ SHMEM_DEFINE(void, team_destroy, (shmem_team_t team)) {
     if (team == SHMEM_TEAM_INVALID) return;
     shoal::require(team != SHMEM_TEAM_WORLD && team != SHMEM_TEAM_SHARED,
                    shoal::Code::invalid_argument,
-                   "team is predefined; allowed: teams that a split made");
+                   "SHOAL-N840: team is predefined; allowed: teams that a split made");
     shoal_shmem_team& found = program.team(team);
     program.world.quiet();
     for (auto* const ctx : found.contexts) program.contexts.remove(ctx);

@@ -28,10 +28,11 @@ class Variables {
         step_(one_value ? 0 : 1) {
     shoal::require(compare >= SHMEM_CMP_EQ && compare <= SHMEM_CMP_LE,
                    shoal::Code::invalid_argument,
-                   "cmp is {}; allowed: SHMEM_CMP_EQ ({}) to SHMEM_CMP_LE ({})", compare,
-                   SHMEM_CMP_EQ, SHMEM_CMP_LE);
+                   "SHOAL-N838: cmp is {}; allowed: SHMEM_CMP_EQ ({}) to SHMEM_CMP_LE ({})",
+                   compare, SHMEM_CMP_EQ, SHMEM_CMP_LE);
     shoal::require(reinterpret_cast<std::uintptr_t>(words_) % sizeof(T) == 0,
-                   shoal::Code::invalid_argument, "ivar is {}; allowed: multiples of {}",
+                   shoal::Code::invalid_argument,
+                   "SHOAL-N820: ivar is {}; allowed: multiples of {}",
                    static_cast<const void*>(variables), sizeof(T));
     compare_ = static_cast<Compare>(compare);
   }

@@ -16,7 +16,8 @@ void PhaseRunner::keep(const char* name, const Error& error) {
 
 PhaseRunner::Blobs PhaseRunner::gather(const char* name, std::vector<std::byte> mine) {
   if (bootstrap_ == nullptr)
-    fail(failure_->code, "this PE failed in phase {}: {}", failure_->phase, failure_->message);
+    fail(failure_->code, "SHOAL-N190: this PE failed in phase {}: {}", failure_->phase,
+         failure_->message);
   BlobWriter blob;
   blob.value<std::uint8_t>(failure_.has_value());
   if (failure_) {
@@ -33,8 +34,8 @@ PhaseRunner::Blobs PhaseRunner::gather(const char* name, std::vector<std::byte> 
     // The other PEs do not know yet if the bootstrap failed on this PE alone.
     bootstrap_->abort(fmt::format("failed in phase {}: {}", name, reason_of(error)));
     if (failure_)
-      fail(failure_->code, "PE {} failed in phase {}: {}", bootstrap_->pe(), failure_->phase,
-           failure_->message);
+      fail(failure_->code, "SHOAL-N190: PE {} failed in phase {}: {}", bootstrap_->pe(),
+           failure_->phase, failure_->message);
     throw;
   }
 
@@ -64,8 +65,8 @@ void PhaseRunner::throw_agreed(const std::vector<std::pair<Pe, Failure>>& failur
   const bool on_all = n_pes > 1 && static_cast<Pe>(failures.size()) == n_pes &&
                       std::all_of(failures.begin(), failures.end(), same);
   const Code code = failure_ ? failure_->code : Code::peer_failed;
-  if (on_all) fail(code, "all PEs failed in phase {}: {}", first.phase, first.message);
-  fail(code, "PE {} failed in phase {}: {}", pe, first.phase, first.message);
+  if (on_all) fail(code, "SHOAL-N190: all PEs failed in phase {}: {}", first.phase, first.message);
+  fail(code, "SHOAL-N190: PE {} failed in phase {}: {}", pe, first.phase, first.message);
 }
 
 }  // namespace shoal::detail

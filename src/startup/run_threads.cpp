@@ -66,7 +66,7 @@ void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap,
 void run_threads(Pe n_pes, const Settings& settings, const std::function<void(World&)>& body) {
   constexpr Pe kMostThreads = 512;  // their control memory grows with the square of the number
   require(n_pes >= 1 && n_pes <= kMostThreads, Code::invalid_argument,
-          "run_threads with {} PEs; allowed: 1 to {}", n_pes, kMostThreads);
+          "SHOAL-N191: run_threads with {} PEs; allowed: 1 to {}", n_pes, kMostThreads);
   auto bootstraps = thread_bootstraps(n_pes, settings);
   Failures failures;
   std::vector<std::thread> threads;

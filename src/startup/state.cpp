@@ -62,7 +62,7 @@ void WorldState::close() {
   if (!barrier) return;
   if (!may_leave_early_ || barrier->code() != Code::timeout) throw Error(*barrier);
   log::warn(
-      "PE {} has closed its world alone: the other PEs may run on without it "
+      "SHOAL-N192: PE {} has closed its world alone: the other PEs may run on without it "
       "(GroupOptions.mask_failed): {}",
       my_pe(), reason_of(*barrier));
 }

@@ -30,10 +30,10 @@ std::string transports_of(const Connectivity& map) {
 void warn_of_settings(const Settings& settings) {
   std::vector<std::string> warnings = settings.environment_warnings;
   if (settings.flight_signal != "none" && settings.flight_dir.empty())
-    warnings.push_back(
-        fmt::format("SHOAL_FLIGHT_SIGNAL is {} but SHOAL_FLIGHT_DIR is empty: no handler is "
-                    "installed, and the signal writes no record",
-                    settings.flight_signal));
+    warnings.push_back(fmt::format(
+        "SHOAL-N193: SHOAL_FLIGHT_SIGNAL is {} but SHOAL_FLIGHT_DIR is empty: no handler is "
+        "installed, and the signal writes no record",
+        settings.flight_signal));
   log::warn_once(warnings);
 }
 

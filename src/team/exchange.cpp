@@ -80,7 +80,8 @@ void check_entry(const TeamState& team, const ExchangeEntry& theirs, const Excha
   };
   const Pe pes[] = {team.pes[from], team.pes[team.me()]};
   fail(Code::mismatch,
-       "{}: operation {} of team {} differs among its PEs: PE {} made {}, PE {} made {}{}",
+       "SHOAL-N200: {}: operation {} of team {} differs among its PEs: PE {} made {}, PE {} made "
+       "{}{}",
        what_of(mine), team.epoch, team.index, pes[1], call(mine), pes[0], call(theirs),
        team.world->progress().refusal(pes, team.call(team.epoch)));
 }
@@ -90,10 +91,11 @@ void check_entry(const TeamState& team, const ExchangeEntry& theirs, const Excha
 template <typename Operation>
 void run_operation(TeamState& team, const char* what, Operation&& operation) {
   WorldState& world = *team.world;
-  require(world.is_open(), Code::closed, "{}: the world is closed", what);
+  require(world.is_open(), Code::closed, "SHOAL-N172: {}: the world is closed", what);
   if (team.broken)
-    fail(team.broken->code(), "{}: an earlier operation of team {} failed on this PE: {}", what,
-         team.index, reason_of(*team.broken));
+    fail(team.broken->code(),
+         "SHOAL-N201: {}: an earlier operation of team {} failed on this PE: {}", what, team.index,
+         reason_of(*team.broken));
   ++team.epoch;
   try {
     operation(wire_epoch(team), team.epoch % 2);
@@ -207,7 +209,8 @@ void meet_at_first(TeamState& team, std::uint64_t value, std::uint64_t parity, c
 std::vector<std::byte> exchange(TeamState& team, const void* mine, std::size_t bytes,
                                 const char* what, std::size_t declared) {
   require(bytes <= kExchangeBytes, Code::invalid_argument,
-          "{}: a blob of {} bytes; at most {} are exchanged", what, bytes, kExchangeBytes);
+          "SHOAL-N202: {}: a blob of {} bytes; at most {} are exchanged", what, bytes,
+          kExchangeBytes);
   const Ring ring(team);
   std::vector<std::byte> result(ring.size * bytes);
   const Memory& memory = team.world->memory();

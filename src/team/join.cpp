@@ -56,9 +56,11 @@ class Join {
     acknowledge();
     state_.progress().set(Activity::idle, teams_.joins, "team join");
     require(problem.empty(), Code::invalid_argument, "{}", problem);
-    require(team_index.has_value(), Code::exhausted,
-            "make_team(id {}, size {}): no team index is free on all PEs; SHOAL_MAX_TEAMS is {}",
-            id_, size_, teams_.slots().count());
+    require(
+        team_index.has_value(), Code::exhausted,
+        "SHOAL-N203: make_team(id {}, size {}): no team index is free on all PEs; SHOAL_MAX_TEAMS "
+        "is {}",
+        id_, size_, teams_.slots().count());
     return Team(teams_.create(state_, *team_index, generation, std::move(pes)));
   }
 
@@ -124,7 +126,7 @@ class Join {
     // No PE waits for acknowledgements here, but a later attempt must not see the same records.
     for (const auto& [pe, record] : candidates_)
       teams_.joins_read[static_cast<std::size_t>(pe)] = record.version;
-    fail(Code::mismatch, "make_team(id {}): PEs give different sizes: {}", id_, list());
+    fail(Code::mismatch, "SHOAL-N204: make_team(id {}): PEs give different sizes: {}", id_, list());
   }
 
   /// Empty when the PEs have the indices 0 .. size - 1.
@@ -136,8 +138,9 @@ class Join {
     for (const Candidate& candidate : candidates_) {
       const auto index = static_cast<std::int64_t>(candidate.record.index);
       if (index < 0 || index >= size_)
-        return fmt::format("make_team(id {}, size {}): PE {} has index {}; allowed: 0 to {}", id_,
-                           size_, candidate.pe, index, size_ - 1);
+        return fmt::format(
+            "SHOAL-N204: make_team(id {}, size {}): PE {} has index {}; allowed: 0 to {}", id_,
+            size_, candidate.pe, index, size_ - 1);
       if (taken[candidate.record.index])
         return fmt::format("make_team(id {}, size {}): index {} is taken twice: {}", id_, size_,
                            index, list());
@@ -198,7 +201,8 @@ class Join {
 Team join_team(WorldState& state, std::uint64_t id, Pe size, Pe index) {
   state.progress().checked(call_of(id), [&] {
     require(size >= 1 && size <= state.n_pes(), Code::invalid_argument,
-            "make_team of {} PEs; allowed: 1 to {}, the PEs of the world", size, state.n_pes());
+            "SHOAL-N204: make_team of {} PEs; allowed: 1 to {}, the PEs of the world", size,
+            state.n_pes());
   });
   return Join(state, id, size, index).run();
 }

@@ -58,7 +58,7 @@ void check_agreement(const TeamState& parent, const std::vector<SplitRequest>& a
     return;
   std::vector<std::string> texts;
   for (const SplitRequest& request : all) texts.push_back(describe(request));
-  fail(Code::mismatch, "the PEs of team {} split it differently: {}{}", parent.index,
+  fail(Code::mismatch, "SHOAL-N205: the PEs of team {} split it differently: {}{}", parent.index,
        group_by_text(texts, parent.pes),
        parent.world->progress().refusal(parent.pes, parent.call(parent.epoch)));
 }
@@ -82,8 +82,9 @@ struct Strided {
     require(
         count >= 1 && stride != 0 && start >= 0 && start < size && last >= 0 && last < size,
         Code::invalid_argument,
-        "split_strided(start {}, stride {}, count {}) on PE {}, of a team of {} PEs; count must be at least 1, "
-        "stride not 0, and all of start, start + stride, ... must lie in 0 to {}",
+        "SHOAL-N206: split_strided(start {}, stride {}, count {}) on PE {}, of a team of {} PEs; "
+        "count must be at least 1, stride not 0, and all of start, start + stride, ... must lie in "
+        "0 to {}",
         start, stride, count, parent.pes[static_cast<std::size_t>(passed_by)], size, size - 1);
   }
 };
@@ -109,8 +110,8 @@ Parts strided_parts(const TeamState& parent, const std::vector<SplitRequest>& al
     for (std::int64_t i = 0; i < (first ? set.count : 1); ++i)
       require(
           same(request(set.at(i)), request(pe)), Code::mismatch,
-          "the PEs of team {} split it differently: PE {} passes {}, a set that contains PE {}, "
-          "which passes {}; allowed: the same numbers on all PEs of a set",
+          "SHOAL-N205: the PEs of team {} split it differently: PE {} passes {}, a set that "
+          "contains PE {}, which passes {}; allowed: the same numbers on all PEs of a set",
           parent.index, parent.pes[static_cast<std::size_t>(pe)],
           [&] { return describe(request(pe)); }, parent.pes[static_cast<std::size_t>(set.at(i))],
           [&] { return describe(request(set.at(i))); });
@@ -195,7 +196,7 @@ std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<P
   for (std::size_t i = 0; i < agreed.parts.size(); ++i)
     require(
         agreed.indices[i].has_value(), Code::exhausted,
-        "{}: no team index is free on all {} PEs of a new team; SHOAL_MAX_TEAMS is {}",
+        "SHOAL-N203: {}: no team index is free on all {} PEs of a new team; SHOAL_MAX_TEAMS is {}",
         [&] { return describe({kind, arguments, 0, {}, {}}); }, agreed.parts[i].size(),
         state.teams().slots().count());
   for (std::size_t i = 0; i < agreed.parts.size(); ++i) {
@@ -228,12 +229,13 @@ std::int32_t Team::index() const noexcept {
 }
 
 TeamState& Team::state() const {
-  require(state_ != nullptr, Code::invalid_argument, "this team is invalid: this PE is not in it");
-  require(!state_->destroyed, Code::closed, "team {} was destroyed", state_->index);
+  require(state_ != nullptr, Code::invalid_argument,
+          "SHOAL-N207: this team is invalid: this PE is not in it");
+  require(!state_->destroyed, Code::closed, "SHOAL-N208: team {} was destroyed", state_->index);
   if (!state_->world->is_open()) {
     const detail::WorldState& world = *state_->world;
     require(!detail::is_inherited(world), Code::closed, "{}", detail::why_closed(&world));
-    fail(Code::closed, "team {} belongs to a world that is closed", state_->index);
+    fail(Code::closed, "SHOAL-N172: team {} belongs to a world that is closed", state_->index);
   }
   return *state_;
 }
@@ -248,8 +250,8 @@ World Team::world() const {
 
 Pe Team::world_pe(Pe pe) const {
   const TeamState& team = state();
-  require(pe >= 0 && pe < size(), Code::invalid_argument, "PE {} of team {}; it has PEs 0 to {}",
-          pe, team.index, size() - 1);
+  require(pe >= 0 && pe < size(), Code::invalid_argument,
+          "SHOAL-N209: PE {} of team {}; it has PEs 0 to {}", pe, team.index, size() - 1);
   return team.pes[static_cast<std::size_t>(pe)];
 }
 
@@ -257,7 +259,8 @@ std::optional<Pe> Team::translate(Pe pe, const Team& other) const {
   const Pe wanted = world_pe(pe);
   const TeamState& there = other.state();
   require(there.world.get() == state_->world.get(), Code::invalid_argument,
-          "translate: teams {} and {} belong to different worlds", state_->index, there.index);
+          "SHOAL-N210: translate: teams {} and {} belong to different worlds", state_->index,
+          there.index);
   const auto found = std::find(there.pes.begin(), there.pes.end(), wanted);
   if (found == there.pes.end()) return std::nullopt;
   return static_cast<Pe>(found - there.pes.begin());
@@ -272,8 +275,8 @@ Team Team::split_strided(Pe start, Pe stride, Pe count) const {
 std::pair<Team, Team> Team::split_2d(Pe x_range) const {
   const auto check = [&](const auto& all) {
     detail::check_agreement(state(), all);
-    require(x_range >= 1, Code::invalid_argument, "split_2d: x_range is {}; it must be at least 1",
-            x_range);
+    require(x_range >= 1, Code::invalid_argument,
+            "SHOAL-N206: split_2d: x_range is {}; it must be at least 1", x_range);
     return std::min(x_range, size());
   };
   auto row = detail::split(state(), detail::SplitKind::rows, {x_range, 0, 0}, [&](const auto& all) {
@@ -305,7 +308,7 @@ void Team::free() {
   TeamState& team = state();
   team.world->progress().checked(team.next_call(), [&] {
     require(!team.predefined, Code::invalid_argument,
-            "team {} is predefined; it lives as long as its world", team.index);
+            "SHOAL-N211: team {} is predefined; it lives as long as its world", team.index);
   });
   const auto keep = state_;
   // Released even when the sync fails: the failure of another PE must not cost this PE its slot.

@@ -19,7 +19,7 @@ std::vector<std::byte> allowed_cores() {
     if (sched_getaffinity(0, bytes, reinterpret_cast<cpu_set_t*>(set.data())) == 0) return set;
     if (errno != EINVAL) break;
   }
-  fail_errno("cannot read the cores that this thread may use");
+  fail_errno("SHOAL-N220: cannot read the cores that this thread may use");
 }
 
 std::int32_t count_cores(std::span<const std::vector<std::byte>> sets) {

@@ -22,7 +22,8 @@ using Topology = std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destro
 
 Topology make_topology() {
   hwloc_topology_t topology = nullptr;
-  require(hwloc_topology_init(&topology) == 0, Code::system, "hwloc could not be initialised");
+  require(hwloc_topology_init(&topology) == 0, Code::system,
+          "SHOAL-N221: hwloc could not be initialised");
   Topology owner(topology, hwloc_topology_destroy);
   hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
   // These plug-ins create GPU contexts and open displays. "pci" leaks memory; sysfs has the same
@@ -64,7 +65,7 @@ std::optional<std::int32_t> number_info(hwloc_obj_t object, const std::string& n
   std::int32_t value = 0;
   const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
   require(error == std::errc{} && end == view.data() + view.size() && value >= 0,
-          Code::invalid_argument, "{} of {} is \"{}\"; allowed: a number from 0", name,
+          Code::invalid_argument, "SHOAL-N222: {} of {} is \"{}\"; allowed: a number from 0", name,
           object->name, view);
   return value;
 }
@@ -119,7 +120,7 @@ Machine read_machine() {
   const std::lock_guard lock(reading);
   const Topology topology = make_topology();
   require(hwloc_topology_load(topology.get()) == 0, Code::system,
-          "hwloc could not read this machine");
+          "SHOAL-N221: hwloc could not read this machine");
   Machine machine = machine_of(topology.get());
   // HWLOC_XMLFILE may replace this machine by a described one.
   if (hwloc_topology_is_thissystem(topology.get()) != 0) complete_from_sysfs(machine, "/sys");
@@ -133,8 +134,8 @@ Machine read_machine(const std::string& xml_file) {
                     hwloc_topology_load(topology.get()) == 0;
   require(
       read, Code::invalid_argument,
-      "{} does not describe a machine; allowed: a file that hwloc can read, such as lstopo writes (lstopo "
-      "machine.xml)",
+      "SHOAL-N222: {} does not describe a machine; allowed: a file that hwloc can read, such as "
+      "lstopo writes (lstopo machine.xml)",
       xml_file);
   Machine machine = machine_of(topology.get());
   put_in_order(machine);

@@ -17,7 +17,7 @@ std::string first_line(const char* path) {
   errno = 0;
   std::ifstream file(path);
   if (!file && (errno == EMFILE || errno == ENFILE))
-    fail_errno("cannot read the identity of this host from {}", path);
+    fail_errno("SHOAL-N220: cannot read the identity of this host from {}", path);
   std::string line;
   std::getline(file, line);
   return line;
@@ -45,8 +45,8 @@ HostIdentity read_host_identity(const std::string& override_id) {
   const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
   require(
       !boot.empty() || !machine.empty(), Code::system,
-      "this host has neither /etc/machine-id nor /proc/sys/kernel/random/boot_id; set SHOAL_HOST_ID to a text of "
-      "its own on each host");
+      "SHOAL-N223: this host has neither /etc/machine-id nor /proc/sys/kernel/random/boot_id; set "
+      "SHOAL_HOST_ID to a text of its own on each host");
   return {machine + "/" + boot, host_name(), network_namespace()};
 }
 
@@ -73,16 +73,16 @@ HostMap place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
   };
   require(
       least->size() == most->size(), Code::invalid_argument,
-      "host {} (PE {}) has {} PEs, host {} (PE {}) has {}; every host must have the same number. If these are one "
-      "host or more hosts than that, set SHOAL_HOST_ID",
+      "SHOAL-N224: host {} (PE {}) has {} PEs, host {} (PE {}) has {}; every host must have the "
+      "same number. If these are one host or more hosts than that, set SHOAL_HOST_ID",
       name_of_host(*least), least->front(), least->size(), name_of_host(*most), most->front(),
       most->size());
 
   const auto per_host = static_cast<std::int64_t>(most->size());
   const std::int64_t per_node = node_size == 0 ? per_host : node_size;
   require(per_host % per_node == 0, Code::invalid_argument,
-          "SHOAL_NODE_SIZE is {}, which does not divide the {} PEs of each host", node_size,
-          per_host);
+          "SHOAL-N225: SHOAL_NODE_SIZE is {}, which does not divide the {} PEs of each host",
+          node_size, per_host);
   result.pes_per_node = static_cast<std::int32_t>(per_node);
   result.node_of.resize(hosts.size());
   result.index_on_node.resize(hosts.size());

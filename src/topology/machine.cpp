@@ -57,7 +57,9 @@ std::string normal_pci_address(std::string_view text) {
       return fmt::format("{:04x}:{:02x}:{:02x}.{:x}", domain, bus, device, function);
   }
   fail(Code::invalid_argument,
-       "\"{}\" is no PCI address; allowed: domain:bus:device.function, such as 0000:19:00.0", text);
+       "SHOAL-N226: \"{}\" is no PCI address; allowed: domain:bus:device.function, such as "
+       "0000:19:00.0",
+       text);
 }
 
 void put_in_order(Machine& machine) {

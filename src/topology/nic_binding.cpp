@@ -81,8 +81,9 @@ std::vector<Entry> parse(const Source& source, std::string_view text) {
       good = count.has_value();
       entry.count = count.value_or(1);
     }
-    require(good, Code::invalid_argument, "{} is \"{}\": \"{}\" is malformed; allowed: {}",
-            source.setting, source.text, item, source.form);
+    require(good, Code::invalid_argument,
+            "SHOAL-N227: {} is \"{}\": \"{}\" is malformed; allowed: {}", source.setting,
+            source.text, item, source.form);
     entries.push_back(std::move(entry));
   }
   return entries;
@@ -130,11 +131,11 @@ std::vector<std::int32_t> named(const Machine& machine, const Source& source, co
     if (!entry.port || *entry.port == machine.nics[i].port)
       found.push_back(static_cast<std::int32_t>(i));
   }
-  require(known, Code::invalid_argument, "{} is \"{}\": no NIC is called \"{}\"{}", source.setting,
-          source.text, entry.name, suggestion(machine, entry.name));
+  require(known, Code::invalid_argument, "SHOAL-N227: {} is \"{}\": no NIC is called \"{}\"{}",
+          source.setting, source.text, entry.name, suggestion(machine, entry.name));
   require(!found.empty(), Code::invalid_argument,
-          "{} is \"{}\": \"{}\" names a port that {} does not have{}", source.setting, source.text,
-          entry.text, entry.name, suggestion(machine, entry.name));
+          "SHOAL-N227: {} is \"{}\": \"{}\" names a port that {} does not have{}", source.setting,
+          source.text, entry.text, entry.name, suggestion(machine, entry.name));
   return found;
 }
 
@@ -145,7 +146,7 @@ std::vector<std::int32_t> named_and_up(const Machine& machine, const Source& sou
   std::erase_if(found,
                 [&](std::int32_t nic) { return !machine.nics[static_cast<std::size_t>(nic)].up; });
   require(!found.empty(), Code::invalid_argument,
-          "{} is \"{}\": \"{}\" is down; connect it or take it out of the setting{}",
+          "SHOAL-N228: {} is \"{}\": \"{}\" is down; connect it or take it out of the setting{}",
           source.setting, source.text, entry.text, suggestion(machine, ""));
   return found;
 }
@@ -174,8 +175,8 @@ UsableNics usable_nics(const Machine& machine, const NicBinding& binding) {
         std::string& reason = result.excluded[static_cast<std::size_t>(nic)];
         require(
             !reason.empty(), Code::invalid_argument,
-            "{} is \"{}\": {} is listed twice; to give a port more PEs than others use SHOAL_NIC_MAPPING, such as "
-            "\"{}:2\"",
+            "SHOAL-N229: {} is \"{}\": {} is listed twice; to give a port more PEs than others use "
+            "SHOAL_NIC_MAPPING, such as \"{}:2\"",
             source.setting, source.text, machine.nics[static_cast<std::size_t>(nic)].label(),
             machine.nics[static_cast<std::size_t>(nic)].label());
         reason.clear();
@@ -201,30 +202,33 @@ UsableNics usable_nics(const Machine& machine, const NicBinding& binding) {
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
     if (result.excluded[i].empty()) fastest = std::max(fastest, machine.nics[i].rate);
   leave_out_if(machine, result,
-               "less than half as fast as others; to use it name it in SHOAL_NIC_LIST",
+               "SHOAL-N230: less than half as fast as others; to use it name it in SHOAL_NIC_LIST",
                [&](const Nic& nic) { return nic.rate > 0 && nic.rate * 2 < fastest; });
   std::map<std::int32_t, int> ports;  // of each plane
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
     if (result.excluded[i].empty()) ++ports[machine.nics[i].plane];
   int most = 0;
   for (const auto& [plane, count] : ports) most = std::max(most, count);
-  leave_out_if(machine, result,
-               "its plane has far fewer ports than another; to use it name it in SHOAL_NIC_LIST",
-               [&](const Nic& nic) { return ports[nic.plane] * 4 < most * 3; });
+  leave_out_if(
+      machine, result,
+      "SHOAL-N230: its plane has far fewer ports than another; to use it name it in SHOAL_NIC_LIST",
+      [&](const Nic& nic) { return ports[nic.plane] * 4 < most * 3; });
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
     if (result.excluded[i].empty()) result.nics.push_back(static_cast<std::int32_t>(i));
   require(!result.nics.empty() || text.empty(), Code::invalid_argument,
-          "{} is \"{}\": nothing is left{}", source.setting, source.text, suggestion(machine, ""));
+          "SHOAL-N231: {} is \"{}\": nothing is left{}", source.setting, source.text,
+          suggestion(machine, ""));
   return result;
 }
 
 std::vector<std::int32_t> mapped_nics(const Machine& machine, const NicBinding& binding,
                                       std::int32_t seats) {
   const Source source = mapping_source(binding);
-  require(trim(binding.list).empty(), Code::invalid_argument,
-          "SHOAL_NIC_MAPPING says which PE uses which port, so SHOAL_NIC_LIST must not be set with "
-          "it; it is \"{}\"",
-          binding.list);
+  require(
+      trim(binding.list).empty(), Code::invalid_argument,
+      "SHOAL-N232: SHOAL_NIC_MAPPING says which PE uses which port, so SHOAL_NIC_LIST must not be "
+      "set with it; it is \"{}\"",
+      binding.list);
   std::vector<std::int32_t> result;
   std::vector<std::string> ports;
   for (const Entry& entry : parse(source, trim(binding.mapping))) {
@@ -241,7 +245,7 @@ std::vector<std::int32_t> mapped_nics(const Machine& machine, const NicBinding& 
     if (count > 0) even.push_back(fmt::format("{}:{}", ports[i], count));
   }
   fail(Code::invalid_argument,
-       "{} is \"{}\": it has places for {} PEs, and this host has {}; such as \"{}\"",
+       "SHOAL-N233: {} is \"{}\": it has places for {} PEs, and this host has {}; such as \"{}\"",
        source.setting, source.text, result.size(), seats, fmt::join(even, ","));
 }
 

@@ -86,7 +86,7 @@ std::int32_t seat_of(const Machine& machine, std::int32_t seats, std::string_vie
   const auto found =
       std::ranges::find(machine.gpus, address, [](const Gpu& entry) { return entry.at.pci(); });
   require(found != machine.gpus.end(), Code::invalid_argument,
-          "this machine has no GPU {}; it has {} others", address, machine.gpus.size());
+          "SHOAL-N234: this machine has no GPU {}; it has {} others", address, machine.gpus.size());
   return static_cast<std::int32_t>(found - machine.gpus.begin());
 }
 
@@ -243,8 +243,8 @@ void check_rails(std::span<const std::vector<Pe>> rails, std::span<const RailEnd
         require(
             std::ranges::find_first_of(mine.networks, other.networks) != mine.networks.end(),
             Code::unsupported,
-            "rail {} is cut: PE {} on host {} has {} on [{}], PE {} on host {} has {} on [{}], which do not reach "
-            "each other; bind NICs of one plane with SHOAL_NIC_LIST",
+            "SHOAL-N235: rail {} is cut: PE {} on host {} has {} on [{}], PE {} on host {} has {} "
+            "on [{}], which do not reach each other; bind NICs of one plane with SHOAL_NIC_LIST",
             rail, a, mine.host_name, fmt::join(mine.nics, ", "), fmt::join(mine.networks, ", "), b,
             other.host_name, fmt::join(other.nics, ", "), fmt::join(other.networks, ", "));
       }

@@ -26,8 +26,8 @@ void check_files() {
   std::array<memory::FileDescriptor, 32> opened;
   for (memory::FileDescriptor& file : opened) {
     file = memory::FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    require(bool(file), Code::unsupported, "fewer than {} files can be opened: {}", opened.size(),
-            errno_text(errno));
+    require(bool(file), Code::unsupported, "SHOAL-N320: fewer than {} files can be opened: {}",
+            opened.size(), errno_text(errno));
   }
 }
 
@@ -43,8 +43,8 @@ const Module& load_module(std::string_view network, const Settings& settings) {
   require(plugin.symbol != nullptr, Code::unsupported, "{}", plugin.reason);
   const auto& module = *static_cast<const Module*>(plugin.symbol);
   require(module.version == kModuleVersion, Code::unsupported,
-          "{} belongs to another build of Shoal (table version {}, expected {})", plugin.file,
-          module.version, kModuleVersion);
+          "SHOAL-N321: {} belongs to another build of Shoal (table version {}, expected {})",
+          plugin.file, module.version, kModuleVersion);
   log::debug("transport {}: module {} ({})", network, plugin.file, module.library);
   return module;
 }

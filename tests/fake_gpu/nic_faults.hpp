@@ -11,6 +11,7 @@
 
 #include "fake_gpu/nic_worlds.hpp"
 #include "shoal/device/detail/nic.cuh"
+#include "support/expect_error.hpp"
 
 namespace shoal::test::fake_gpu {
 
@@ -64,8 +65,7 @@ inline void lose_doorbells(const NicWorld& world, Pe pe) {
 }
 
 inline void expect_parts(const std::string& text, std::initializer_list<std::string> parts) {
-  for (const std::string& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
+  for (const std::string& part : parts) test::expect_parts(text, {part});
 }
 
 }  // namespace shoal::test::fake_gpu

@@ -199,7 +199,7 @@ void expect_ucx_silent(const ProcessResult& result) {
 TEST_F(UcxFault, ADeadPeIsReported) {
   for (const ProcessResult& result : run("lose_pe_1", "", SIGKILL, kNever)) {
     expect_parts(result.out,
-                 {"ended: its connection (ucx) ended: ", "put: peer_failed: shoal: put of 8 bytes",
+                 {"ended: its connection (ucx) ended: ", "put: peer_failed: put of 8 bytes",
                   "has lost PE 1", "quiet: no error"});
     expect_ucx_silent(result);
   }

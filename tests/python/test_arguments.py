@@ -357,7 +357,7 @@ def test_no_message_has_names_of_cpp():
     """Over all messages in the sources. Names of the C interface are for C programs."""
     wrong = [
         text
-        for text in map(python_names, ("shoal: " + one for one in messages_of_the_library()))
+        for text in map(python_names, messages_of_the_library())
         if re.search(r"::|\w+Options\b|\(\)\.|\bnullptr\b|\bstd\b", text)
     ]
     assert not wrong
@@ -380,7 +380,8 @@ def test_no_message_has_names_of_cpp():
     ],
 )
 def test_names_are_translated(core, python):
-    assert python_names("shoal: " + core) == "shoal: " + python
+    for start in ("shoal: ", "SHOAL-N605: "):
+        assert python_names(start + core) == start + python
 
 
 def test_errors_of_calls_have_python_names(settings):
@@ -392,8 +393,10 @@ def test_errors_of_calls_have_python_names(settings):
         with pytest.raises(shoal.InvalidArgumentError, match=r"at most 0 \(max_tokens\)"):
             options = {"max_tokens": 0, "low_latency_max_tokens": 4}
             small_group(world, **options).dispatch(np.ones((2, 16), np.float32), routing)
-        with pytest.raises(shoal.InvalidArgumentError, match="ep.Group: hidden is 0"):
+        with pytest.raises(shoal.InvalidArgumentError, match="ep.Group: hidden is 0") as raised:
             small_group(world, hidden=0)
+        assert raised.value.id == "SHOAL-N605"
+        assert shoal.ClosedError("without").id is None
         return True
 
     assert alone(body, settings)

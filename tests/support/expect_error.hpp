@@ -20,7 +20,11 @@ void expect_error(Code code, std::initializer_list<std::string_view> parts,
 /// The message of the Error that `call` throws; "no error".
 std::string error_of(const std::function<void()>& call);
 
-/// Fails the test for each of `parts` that `text` does not contain.
+/// `text` without the ids at the starts of messages, also of quoted ones.
+std::string without_ids(std::string_view text);
+
+/// Fails the test for each of `parts` that `text` does not contain. A part without an id is looked
+/// for in `text` without ids.
 void expect_parts(std::string_view text, std::initializer_list<std::string_view> parts);
 
 }  // namespace shoal::test

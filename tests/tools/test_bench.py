@@ -47,7 +47,7 @@ def test_a_wrong_setting_is_an_error(bin_dir, command):
         timeout=60,
     )
     assert result.returncode == 1, result.stderr
-    assert f'{program}: shoal: SHOAL_LOG is "loud"; allowed: ' in result.stderr
+    assert f'{program}: SHOAL-N106: SHOAL_LOG is "loud"; allowed: ' in result.stderr
 
 
 def test_first_pairs_of_an_interface_of_each_kind(bin_dir, tmp_path):

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "base/files.hpp"
+#include "base/messages/table.hpp"
 #include "command_line/command_line.hpp"
 #include "info/build.hpp"
 #include "info/build_facts.hpp"
@@ -38,7 +39,7 @@ struct Options {
   bool all = false, build = false, settings = false, page = false, gpus = false, topology = false;
   bool connectivity = false, nics = false, timeline = false, doctor = false, json = false;
   bool live = false;
-  std::string machine, root, svg, html, flight, ep;
+  std::string machine, root, svg, html, flight, ep, message;
   bool memory = false;
   std::string place;
   double interval = 1;
@@ -228,6 +229,19 @@ int show_memory(const Options& options) {
   return found.empty() ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
+/// --explain: cause and cure of a message.
+int explain(const Options& options) {
+  const shoal::messages::Message& message = shoal::messages::explain(options.message);
+  const std::string id = fmt::format("{}{}", shoal::Error::kIdPrefix, message.number);
+  if (options.json) {
+    const nlohmann::json document = {{"id", id}, {"cause", message.cause}, {"cure", message.cure}};
+    fmt::print("{}\n", document.dump(2));
+  } else {
+    fmt::print("{}\nCause: {}\nCure:  {}\n", id, message.cause, message.cure);
+  }
+  return EXIT_SUCCESS;
+}
+
 int show_flight(const Options& options) {
   const auto records = shoal::observe::read_files(options.flight);
   if (options.json) {
@@ -256,6 +270,7 @@ int show_flight(const Options& options) {
 
 int run(Options options) {
   if (options.live) return show_live(options);
+  if (!options.message.empty()) return explain(options);
   if (!options.flight.empty()) return show_flight(options);
   if (options.memory || !options.place.empty()) return show_memory(options);
   Output output(options.json);
@@ -349,6 +364,9 @@ int main(int argc, char** argv) try {
          "--locate", options.place,
          "What lies at an address of a running job (0x7f3a5c012340), or at an offset of its "
          "heaps (+1052672)")
+      ->excludes(live);
+  app.add_option("--explain", options.message,
+                 "Cause and cure of a message, by the id at its start: SHOAL-N114 or N114")
       ->excludes(live);
   app.add_flag("--settings-page", options.page, "Print the page docs/reference/settings.md");
   app.set_version_flag("-n,--version", kVersion);

@@ -31,8 +31,8 @@ SHOAL_API shoal_status shoal_ep_size_hint(const shoal_ep_group_options* options,
 SHOAL_API shoal_status shoal_ep_group_create(const shoal_team* team,
                                              const shoal_ep_group_options* options,
                                              shoal_ep_group** group);
-/// Returns the group's memory to the heap. Collective. SHOAL_INVALID_ARGUMENT on all ranks while
-/// one of them holds results.
+/// Returns the group's memory to the heap. Collective. Results that are still held stay readable
+/// until they are released; calls that take their handles return SHOAL_CLOSED.
 SHOAL_API shoal_status shoal_ep_group_close(shoal_ep_group* group);
 /// Frees the handle. A group that is still open is closed first, which is collective, unless the
 /// group or its world has failed.

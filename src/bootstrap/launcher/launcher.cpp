@@ -29,12 +29,11 @@ std::int64_t number(const Variables& variables, const std::string& name, std::in
   const std::string& text = variables.at(name);
   std::int64_t value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(
-      error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
-      Code::invalid_argument,
-      "{} is \"{}\"; allowed: an integer from 0 to {}. A launcher sets it; SHOAL_BOOTSTRAP=single "
-      "or uid does not look at launchers",
-      name, text, most);
+  require(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= most,
+          Code::invalid_argument,
+          "SHOAL-N111: {} is \"{}\"; allowed: an integer from 0 to {}. A launcher sets it; "
+          "SHOAL_BOOTSTRAP=single or uid does not look at launchers",
+          name, text, most);
   return value;
 }
 
@@ -43,7 +42,8 @@ Launcher ranked(const Variables& variables, std::string name, const std::string&
                 const std::string& size, std::vector<std::string> bootstraps) {
   Launcher launcher{
       std::move(name), {}, -1, number(variables, size, kMaxPes), std::move(bootstraps)};
-  require(launcher.n_pes >= 1, Code::invalid_argument, "{} is 0; allowed: 1 to {}", size, kMaxPes);
+  require(launcher.n_pes >= 1, Code::invalid_argument, "SHOAL-N111: {} is 0; allowed: 1 to {}",
+          size, kMaxPes);
   launcher.pe = number(variables, rank, launcher.n_pes - 1);
   launcher.why = fmt::format("{}={}, {}={}", rank, launcher.pe, size, launcher.n_pes);
   return launcher;
@@ -109,8 +109,8 @@ std::string torch_session(const Variables& variables, std::uint64_t count) {
   };
   require(
       torch_variables(variables), Code::invalid_argument,
-      "SHOAL_BOOTSTRAP is torch but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: "
-      "start the program with torchrun, or set them on all PEs");
+      "SHOAL-N112: SHOAL_BOOTSTRAP is torch but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are "
+      "not all set: start the program with torchrun, or set them on all PEs");
   std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
   for (const char c :
        fmt::format("{}:{}:{}:{}:{}", value("MASTER_ADDR"), value("MASTER_PORT"),
@@ -141,8 +141,9 @@ Choice by_settings(const Settings& settings) {
     const Launcher launcher = named(settings) ? detect_launcher(settings.launcher) : Launcher{};
     if (!launcher.name.empty()) {
       require(n_pes == -1 || launcher.n_pes == -1 || n_pes == launcher.n_pes,
-              Code::invalid_argument, "SHOAL_N_PES is {} but {} has started {} PEs ({})", n_pes,
-              launcher.name, launcher.n_pes, launcher.why);
+              Code::invalid_argument,
+              "SHOAL-N113: SHOAL_N_PES is {} but {} has started {} PEs ({})", n_pes, launcher.name,
+              launcher.n_pes, launcher.why);
       pe = launcher.pe;
       n_pes = n_pes == -1 ? launcher.n_pes : n_pes;
       why = fmt::format("numbered by {} ({})", launcher.name, launcher.why);
@@ -150,18 +151,19 @@ Choice by_settings(const Settings& settings) {
   }
   if (pe == -1 && n_pes == 1) pe = 0;
   require(n_pes != -1, Code::invalid_argument,
-          "{} but SHOAL_N_PES is not set: start the program with shoal-run, or set SHOAL_PE and "
-          "SHOAL_N_PES",
+          "SHOAL-N114: {} but SHOAL_N_PES is not set: start the program with shoal-run, or set "
+          "SHOAL_PE and SHOAL_N_PES",
           settings.bootstrap == "uid" ? "SHOAL_BOOTSTRAP is uid"
                                       : "SHOAL_UNIQUE_ID or SHOAL_SESSION_ID is set");
   require(pe >= 0 && pe < n_pes, Code::invalid_argument,
-          "SHOAL_PE is {} with SHOAL_N_PES {}; allowed: 0 to {}",
+          "SHOAL-N115: SHOAL_PE is {} with SHOAL_N_PES {}; allowed: 0 to {}",
           pe == -1 ? "not set" : std::to_string(pe), n_pes, n_pes - 1);
   if (n_pes == 1 && !named(settings)) return single(why);
   require(
       named(settings), Code::invalid_argument,
-      "SHOAL_N_PES is {} but neither SHOAL_UNIQUE_ID nor SHOAL_SESSION_ID is set, so PE {} cannot "
-      "find the others: start the program with shoal-run, or set one of the two on all PEs",
+      "SHOAL-N114: SHOAL_N_PES is {} but neither SHOAL_UNIQUE_ID nor SHOAL_SESSION_ID is set, so "
+      "PE {} cannot find the others: start the program with shoal-run, or set one of the two on "
+      "all PEs",
       n_pes, pe);
   return {{settings.unique_id.empty() ? "session" : "uid"}, pe, n_pes, why};
 }
@@ -180,16 +182,18 @@ Choice plugin_of(const Settings& settings) {
   require(std::ranges::find(kNames, settings.bootstrap) != std::end(kNames) ||
               settings.bootstrap.starts_with("plugin:"),
           Code::invalid_argument,
-          "{} is \"{}\"; allowed: automatic, uid, single, torch, plugin:FILE, {}",
+          "SHOAL-N116: {} is \"{}\"; allowed: automatic, uid, single, torch, plugin:FILE, {}",
           bootstrap_variable(), settings.bootstrap, fmt::join(kNames, ", "));
-  require(settings.n_pes == -1 && settings.pe == -1, Code::invalid_argument,
-          "{} is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set too, as "
-          "shoal-run does: unset {} or those two",
-          bootstrap_variable(), settings.bootstrap, bootstrap_variable());
+  require(
+      settings.n_pes == -1 && settings.pe == -1, Code::invalid_argument,
+      "SHOAL-N117: {} is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set too, "
+      "as shoal-run does: unset {} or those two",
+      bootstrap_variable(), settings.bootstrap, bootstrap_variable());
   std::string name = settings.bootstrap;
   if (name == "plugin") {
     require(!settings.bootstrap_plugin.empty(), Code::invalid_argument,
-            "{} is plugin but SHOAL_BOOTSTRAP_PLUGIN does not name a file", bootstrap_variable());
+            "SHOAL-N116: {} is plugin but SHOAL_BOOTSTRAP_PLUGIN does not name a file",
+            bootstrap_variable());
     name = "plugin:" + settings.bootstrap_plugin;
   }
   return {{name}, -1, -1, fmt::format("SHOAL_BOOTSTRAP={}", settings.bootstrap)};
@@ -201,16 +205,18 @@ Choice choose_bootstrap(const Settings& settings) {
   const std::string& asked = settings.bootstrap;
   const std::int64_t pe = settings.pe, n_pes = settings.n_pes;
   require(n_pes == -1 || (n_pes >= 1 && n_pes <= kMaxPes), Code::invalid_argument,
-          "SHOAL_N_PES is {}; allowed: 1 to {}", n_pes, kMaxPes);
-  require(n_pes != -1 || pe <= 0 || asked != "automatic" || named(settings), Code::invalid_argument,
-          "SHOAL_PE is {} but SHOAL_N_PES is not set: start the program with shoal-run, or set "
-          "SHOAL_N_PES to the number of PEs",
-          pe);
+          "SHOAL-N115: SHOAL_N_PES is {}; allowed: 1 to {}", n_pes, kMaxPes);
+  require(
+      n_pes != -1 || pe <= 0 || asked != "automatic" || named(settings), Code::invalid_argument,
+      "SHOAL-N114: SHOAL_PE is {} but SHOAL_N_PES is not set: start the program with shoal-run, or "
+      "set SHOAL_N_PES to the number of PEs",
+      pe);
   if (asked == "single") {
     require(n_pes <= 1, Code::invalid_argument,
-            "SHOAL_BOOTSTRAP is single but SHOAL_N_PES is {}; allowed: 1, or unset", n_pes);
+            "SHOAL-N118: SHOAL_BOOTSTRAP is single but SHOAL_N_PES is {}; allowed: 1, or unset",
+            n_pes);
     require(pe <= 0, Code::invalid_argument,
-            "SHOAL_BOOTSTRAP is single but SHOAL_PE is {}; allowed: 0, or unset", pe);
+            "SHOAL-N118: SHOAL_BOOTSTRAP is single but SHOAL_PE is {}; allowed: 0, or unset", pe);
     return single("SHOAL_BOOTSTRAP=single");
   }
   if (asked == "uid" || (asked == "automatic" && (n_pes != -1 || named(settings))))

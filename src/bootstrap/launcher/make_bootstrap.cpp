@@ -71,7 +71,8 @@ std::unique_ptr<Bootstrap> connect_named(const std::string& first, std::int32_t 
     if (const auto found = next_of.find({first, pe}); found != next_of.end()) next = found->second;
   }
   require(!next || next->failure.empty(), Code::peer_failed,
-          "PE 0 could not start the bootstrap of a further world: {}", next ? next->failure : "");
+          "SHOAL-N119: PE 0 could not start the bootstrap of a further world: {}",
+          next ? next->failure : "");
   auto made = next ? connect_unique_id(next->id, pe, n_pes, settings) : connect_first();
   const bool on_this_host =
       first.find("127.0.0.1:") != std::string::npos || first.find("[::1]:") != std::string::npos;
@@ -99,10 +100,11 @@ std::unique_ptr<Bootstrap> make(const std::string& name, const bootstrap::Choice
   // With a library that does not belong to the launcher, every process is a job of its own, and
   // each PE would silently get a world of one PE.
   const bootstrap::Launcher launcher = bootstrap::detect_launcher(settings.launcher);
-  require(launcher.n_pes <= 1, Code::mismatch,
-          "bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to another "
-          "launcher. Setting: SHOAL_BOOTSTRAP",
-          name, launcher.name, launcher.n_pes, launcher.why);
+  require(
+      launcher.n_pes <= 1, Code::mismatch,
+      "SHOAL-N120: bootstrap {} knows of one PE only, but {} has started {} ({}): it belongs to "
+      "another launcher. Setting: SHOAL_BOOTSTRAP",
+      name, launcher.name, launcher.n_pes, launcher.why);
   return made;
 }
 
@@ -122,7 +124,8 @@ std::unique_ptr<Bootstrap> make_bootstrap(const Settings& settings) {
     }
   }
   fail(Code::unsupported,
-       "no bootstrap for PEs started by {}{}. Settings: SHOAL_BOOTSTRAP, SHOAL_UNIQUE_ID",
+       "SHOAL-N121: no bootstrap for PEs started by {}{}. Settings: SHOAL_BOOTSTRAP, "
+       "SHOAL_UNIQUE_ID",
        choice.why, tried);
 }
 

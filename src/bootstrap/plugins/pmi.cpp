@@ -252,9 +252,9 @@ std::unique_ptr<Pmi> start(const shoal_bootstrap_context* context) {
   if (variable(context, "SLURM_STEP_ID").empty())
     throw Failure(
         SHOAL_BOOTSTRAP_ABSENT,
-        "no launcher speaks PMI-1 to this process (neither PMI_FD nor SLURM_STEP_ID is set): start "
-        "it with Hydra's mpiexec or with srun. SHOAL_BOOTSTRAP=pmi2 and pmix are the newer "
-        "protocols");
+        "SHOAL-N127: no launcher speaks PMI-1 to this process (neither PMI_FD nor SLURM_STEP_ID is "
+        "set): start it with Hydra's mpiexec or with srun. SHOAL_BOOTSTRAP=pmi2 and pmix are the "
+        "newer protocols");
   return std::make_unique<SlurmLibrary>();
 }
 

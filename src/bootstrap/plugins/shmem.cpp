@@ -34,8 +34,8 @@ int open(shoal_bootstrap_context* context, void** job, std::int32_t* pe, std::in
   if (!initialised())
     return report(
         context, SHOAL_BOOTSTRAP_ABSENT,
-        "OpenSHMEM is not initialised in this process: call shmem_init first thing in main. PEs of "
-        "oshrun that do not use OpenSHMEM themselves meet with SHOAL_BOOTSTRAP=pmix");
+        "SHOAL-N128: OpenSHMEM is not initialised in this process: call shmem_init first thing in "
+        "main. PEs of oshrun that do not use OpenSHMEM themselves meet with SHOAL_BOOTSTRAP=pmix");
   void* const room = shmem_calloc(1, SHOAL_BOOTSTRAP_TEXT_SIZE + sizeof(long));
   if (room == nullptr)
     return report(context, SHOAL_BOOTSTRAP_FAILED,

@@ -47,7 +47,8 @@ void Outbox::flush(int fd) {
     if (sent < 0) {
       if (would_block(errno)) return;
       if (errno == EINTR) continue;
-      fail(Code::peer_failed, "the connection broke while sending: {}", errno_text(errno));
+      fail(Code::peer_failed, "SHOAL-N140: the connection broke while sending: {}",
+           errno_text(errno));
     }
     item.sent += static_cast<std::size_t>(sent);
     if (static_cast<std::size_t>(sent) == left) queue_.pop_front();
@@ -62,7 +63,8 @@ bool Inbox::fill(int fd) {
     if (count < 0) {
       if (would_block(errno)) return true;
       if (errno == EINTR) continue;
-      fail(Code::peer_failed, "the connection broke while receiving: {}", errno_text(errno));
+      fail(Code::peer_failed, "SHOAL-N140: the connection broke while receiving: {}",
+           errno_text(errno));
     }
     reader_.append(std::span(buffer).first(static_cast<std::size_t>(count)));
     if (static_cast<std::size_t>(count) < sizeof buffer) return true;
@@ -73,7 +75,7 @@ bool Inbox::fill(int fd) {
 std::optional<Frame> Inbox::next() {
   auto frame = reader_.next();
   require(!frame || authenticator_.check(*frame), Code::mismatch,
-          "a message that is altered, replayed, or made with another key");
+          "SHOAL-N141: a message that is altered, replayed, or made with another key");
   return frame;
 }
 

@@ -75,8 +75,9 @@ InterfacePattern parse_interface_pattern(std::string_view text) {
     if (exact) item = trim(item.substr(1));
     require(
         !item.empty() && item.find_first_of("^=") == std::string_view::npos, Code::invalid_argument,
-        "SHOAL_SOCKET_INTERFACE is \"{}\"; allowed: a comma list of name prefixes, =name for an "
-        "exact name, a leading ^ to exclude the whole list, such as \"eth,=ib0\" or \"^docker,lo\"",
+        "SHOAL-N142: SHOAL_SOCKET_INTERFACE is \"{}\"; allowed: a comma list of name prefixes, "
+        "=name for an exact name, a leading ^ to exclude the whole list, such as \"eth,=ib0\" or "
+        "\"^docker,lo\"",
         text);
     pattern.items.push_back({std::string(item), exact});
     if (comma == std::string_view::npos) return pattern;
@@ -103,15 +104,15 @@ const Interface& choose_interface(std::span<const Interface> interfaces, std::st
     }
   }
   require(best != nullptr, Code::unsupported,
-          "no network interface fits \"{}\" with address family {}; there are: {}. Settings: "
-          "SHOAL_SOCKET_INTERFACE, SHOAL_SOCKET_FAMILY",
+          "SHOAL-N142: no network interface fits \"{}\" with address family {}; there are: {}. "
+          "Settings: SHOAL_SOCKET_INTERFACE, SHOAL_SOCKET_FAMILY",
           pattern, family, list_of(interfaces));
   return *best;
 }
 
 std::vector<Interface> list_interfaces() {
   ifaddrs* found = nullptr;
-  if (getifaddrs(&found) != 0) fail_errno("the network interfaces could not be listed");
+  if (getifaddrs(&found) != 0) fail_errno("SHOAL-N145: the network interfaces could not be listed");
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(found, freeifaddrs);
   std::vector<Interface> interfaces;
   for (const ifaddrs* entry = found; entry != nullptr; entry = entry->ifa_next) {

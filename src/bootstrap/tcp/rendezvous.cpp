@@ -24,25 +24,29 @@ std::optional<Failure> Rendezvous::check(Pe pe, const Hello& hello) {
   if (hello.n_pes < 1 || hello.n_pes > kMaxPes)
     return Failure{
         Code::invalid_argument, pe,
-        fmt::format("{} gave {} as the number of PEs; allowed: 1 to {}. Setting: SHOAL_N_PES", who,
-                    hello.n_pes, kMaxPes)};
+        fmt::format(
+            "SHOAL-N143: {} gave {} as the number of PEs; allowed: 1 to {}. Setting: SHOAL_N_PES",
+            who, hello.n_pes, kMaxPes)};
   if (pe < 0 || pe >= hello.n_pes)
-    return Failure{Code::invalid_argument, pe,
-                   fmt::format("{} gave {} as its PE; allowed: 0 to {}. Setting: SHOAL_PE", who, pe,
-                               hello.n_pes - 1)};
+    return Failure{
+        Code::invalid_argument, pe,
+        fmt::format("SHOAL-N143: {} gave {} as its PE; allowed: 0 to {}. Setting: SHOAL_PE", who,
+                    pe, hello.n_pes - 1)};
   if (n_pes_ > 0 && hello.n_pes != n_pes_) {
     const auto first = std::ranges::find_if(
         states_, [](const PeState& state) { return state.presence != Presence::absent; });
     return Failure{
         Code::mismatch, pe,
-        fmt::format("PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. Setting: "
-                    "SHOAL_N_PES",
-                    first - states_.begin(), n_pes_, pe, hello.n_pes)};
+        fmt::format(
+            "SHOAL-N143: PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. "
+            "Setting: SHOAL_N_PES",
+            first - states_.begin(), n_pes_, pe, hello.n_pes)};
   }
   if (n_pes_ > 0 && states_[static_cast<std::size_t>(pe)].presence != Presence::absent)
-    return Failure{Code::invalid_argument, pe,
-                   fmt::format("{} gave {} as its PE, which is taken by {}. Setting: SHOAL_PE", who,
-                               pe, describe(pe))};
+    return Failure{
+        Code::invalid_argument, pe,
+        fmt::format("SHOAL-N143: {} gave {} as its PE, which is taken by {}. Setting: SHOAL_PE",
+                    who, pe, describe(pe))};
   return std::nullopt;
 }
 
@@ -153,9 +157,9 @@ void Rendezvous::tick(Clock::time_point now) {
   } else if (round_) {
     fail(round_->timed_out(limit_));
   } else {
-    std::string message =
-        fmt::format("{} did not connect within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-                    name_pes(pes_in(Presence::absent), n_pes_), limit_.count());
+    std::string message = fmt::format(
+        "SHOAL-N144: {} did not connect within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+        name_pes(pes_in(Presence::absent), n_pes_), limit_.count());
     if (!last_refusal_.empty()) message += ". Refused was: " + last_refusal_;
     if (!remark_.empty()) message += ". " + remark_;
     fail({Code::timeout, -1, std::move(message)});

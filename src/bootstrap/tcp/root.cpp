@@ -44,7 +44,7 @@ Root::Root(Fd listener, const Key& key, std::chrono::milliseconds grace)
       grace_(grace),
       rendezvous_(grace),
       creator_(getpid()) {
-  if (!wake_.valid()) fail_errno("the bootstrap could not create an event descriptor");
+  if (!wake_.valid()) fail_errno("SHOAL-N145: the bootstrap could not create an event descriptor");
   const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "shoal-root");
@@ -84,7 +84,8 @@ void Root::run() noexcept {
       deliver();
     }
   } catch (const std::exception& error) {
-    log::warn("the root of the bootstrap at {} ended: {}", address_.to_string(), reason_of(error));
+    log::warn("SHOAL-N146: the root of the bootstrap at {} ended: {}", address_.to_string(),
+              reason_of(error));
   }
   by_pe_.clear();
   connections_.clear();
@@ -138,7 +139,7 @@ void Root::poll_once() {
   const Clock::time_point next = next_deadline();
   const int timeout = next == Clock::time_point::max() ? -1 : poll_timeout(next);
   if (poll(entries.data(), entries.size(), timeout) < 0 && errno != EINTR)
-    fail_errno("the root could not wait for its sockets");
+    fail_errno("SHOAL-N145: the root could not wait for its sockets");
 
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t drained = ::read(wake_.get(), &count, sizeof count);
@@ -177,7 +178,7 @@ void Root::accept_waiting() {
       continue;
     }
     accept_error_ = errno_text(error);
-    log::warn("the root of the bootstrap at {} cannot accept a connection: {}",
+    log::warn("SHOAL-N146: the root of the bootstrap at {} cannot accept a connection: {}",
               address_.to_string(), accept_error_);
     return;
   }
@@ -234,15 +235,16 @@ void Root::read(Connection& connection) {
 }
 
 void Root::greet(Connection& connection, const Frame& frame) {
-  require(frame.header.type == MessageType::hello, Code::mismatch, "it does not greet");
+  require(frame.header.type == MessageType::hello, Code::mismatch, "SHOAL-N147: it does not greet");
   const Hello hello = decode_hello(frame.payload);
   const Key key = session_key(key_, connection.nonce, hello.nonce);
   connection.inbox.set_key(key);
-  require(connection.inbox.check(frame), Code::mismatch, "its key is not that of this world");
+  require(connection.inbox.check(frame), Code::mismatch,
+          "SHOAL-N147: its key is not that of this world");
   connection.outbox.set_key(key);
   if (auto refusal = rendezvous_.join(frame.header.pe, hello, Clock::now())) {
-    log::warn("the bootstrap at {} refused {}: {}", address_.to_string(), connection.peer,
-              refusal->message);
+    log::warn("SHOAL-N150: the bootstrap at {} refused {}: {}", address_.to_string(),
+              connection.peer, refusal->message);
     connection.outbox.add(MessageType::refused, refusal->origin, 0,
                           std::make_shared<const Bytes>(encode(*refusal)));
     connection.leaving = true;
@@ -257,7 +259,8 @@ void Root::greet(Connection& connection, const Frame& frame) {
 
 void Root::handle(Connection& connection, Frame frame) {
   const Pe pe = connection.pe;
-  require(frame.header.pe == pe, Code::mismatch, "it sent a message as PE {}", frame.header.pe);
+  require(frame.header.pe == pe, Code::mismatch, "SHOAL-N155: it sent a message as PE {}",
+          frame.header.pe);
   switch (frame.header.type) {
     case MessageType::call:
       return rendezvous_.call(pe, frame.header.sequence, decode_call(frame.payload), Clock::now());
@@ -270,7 +273,7 @@ void Root::handle(Connection& connection, Frame frame) {
       connection.deadline = Clock::now() + kLeavingLimit;
       return;
     default:
-      fail(Code::mismatch, "it sent a message that only the root sends");
+      fail(Code::mismatch, "SHOAL-N155: it sent a message that only the root sends");
   }
 }
 
@@ -286,7 +289,8 @@ void Root::drop(Connection& connection, const std::string& how) {
     log::print(level, "the bootstrap at {} turned away a stranger from {}: {}",
                address_.to_string(), connection.peer, how);
     if (++n_strangers_ == kMaxStrangersLogged)
-      log::warn("the bootstrap at {} does not report further strangers", address_.to_string());
+      log::warn("SHOAL-N147: the bootstrap at {} does not report further strangers",
+                address_.to_string());
   }
 }
 

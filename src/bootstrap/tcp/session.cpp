@@ -24,8 +24,8 @@ bootstrap::Fd listen_at_one(const std::vector<bootstrap::Address>& addresses,
     }
   }
   fail(Code::system,
-       "this PE is to listen at SHOAL_SESSION_ID {} and cannot{}. Settings: SHOAL_SESSION_ID, "
-       "SHOAL_SESSION_ROOT",
+       "SHOAL-N148: this PE is to listen at SHOAL_SESSION_ID {} and cannot{}. Settings: "
+       "SHOAL_SESSION_ID, SHOAL_SESSION_ROOT",
        session, reasons);
 }
 
@@ -35,9 +35,11 @@ std::unique_ptr<Bootstrap> connect_session(std::int32_t pe, std::int32_t n_pes,
                                            const Settings& settings) {
   const auto where = bootstrap::parse_host_port(settings.session_id);
   require(where.has_value(), Code::invalid_argument,
-          "SHOAL_SESSION_ID is \"{}\"; allowed: host:port or [ipv6]:port", settings.session_id);
+          "SHOAL-N149: SHOAL_SESSION_ID is \"{}\"; allowed: host:port or [ipv6]:port",
+          settings.session_id);
   require(settings.session_root < n_pes, Code::invalid_argument,
-          "SHOAL_SESSION_ROOT is {}; allowed: 0 to {}", settings.session_root, n_pes - 1);
+          "SHOAL-N149: SHOAL_SESSION_ROOT is {}; allowed: 0 to {}", settings.session_root,
+          n_pes - 1);
   const bootstrap::Key key = bootstrap::key_from_text(settings.session_id, settings.session_secret);
   bootstrap::RootAddress address{
       bootstrap::resolve(*where, settings.socket_family, "SHOAL_SESSION_ID"), settings.session_id,

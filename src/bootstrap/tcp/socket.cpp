@@ -70,8 +70,8 @@ std::vector<Address> resolve(const HostPort& where, std::string_view family,
   const int error =
       getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &found);
   require(error == 0, Code::invalid_argument,
-          "the host \"{}\" in {} has no address of family {}: {}", where.host, setting, family,
-          gai_strerror(error));
+          "SHOAL-N151: the host \"{}\" in {} has no address of family {}: {}", where.host, setting,
+          family, gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
   std::vector<Address> addresses;
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
@@ -85,12 +85,12 @@ std::vector<Address> resolve(const HostPort& where, std::string_view family,
 
 Fd listen_at(const Address& address) {
   Fd fd(socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) fail_errno("the bootstrap could not create a socket");
+  if (!fd.valid()) fail_errno("SHOAL-N145: the bootstrap could not create a socket");
   const int on = 1;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0 ||
       listen(fd.get(), 4096) != 0)
-    fail_errno("the bootstrap could not listen at {}", address.to_string());
+    fail_errno("SHOAL-N145: the bootstrap could not listen at {}", address.to_string());
   return fd;
 }
 
@@ -103,7 +103,7 @@ Address local_address(int fd) {
 
 Fd connect_to(const Address& address, Clock::time_point deadline, std::string& reason) {
   Fd fd(socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) fail_errno("the bootstrap could not create a socket");
+  if (!fd.valid()) fail_errno("SHOAL-N145: the bootstrap could not create a socket");
   int error = 0;
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0) {
     error = errno;
@@ -144,7 +144,8 @@ bool wait_ready(int fd, short events, Clock::time_point deadline) {
     if (ready > 0) return true;
     if (ready == 0 && Clock::now() >= deadline) return false;
     throw_if_interrupted("a wait for the bootstrap");
-    if (ready < 0 && errno != EINTR) fail_errno("the bootstrap could not wait for a socket");
+    if (ready < 0 && errno != EINTR)
+      fail_errno("SHOAL-N145: the bootstrap could not wait for a socket");
   }
 }
 

@@ -50,8 +50,9 @@ TcpBootstrap::TcpBootstrap(const RootAddress& where, const Key& key, Pe pe, std:
         "The root dropped this PE {} time{} before it had proven the key: each connection has {} "
         "ms for that while strangers take all places. {}",
         dropped, dropped == 1 ? "" : "s", kFairChance.count(), where.hint);
-    require(Clock::now() < deadline, Code::timeout, "PE {} of {} did not join {} within {} ms. {}",
-            pe_, n_pes_, describe_root(), limit_.count(), to.hint);
+    require(Clock::now() < deadline, Code::timeout,
+            "SHOAL-N152: PE {} of {} did not join {} within {} ms. {}", pe_, n_pes_,
+            describe_root(), limit_.count(), to.hint);
     log::debug("PE {}: connects again. {}", pe_, to.hint);
     forget_connection();
   }
@@ -77,9 +78,9 @@ void TcpBootstrap::connect(const RootAddress& where, Clock::time_point deadline)
     if (where.may_be_late) std::this_thread::sleep_for(kRetry);
   } while (where.may_be_late && Clock::now() < deadline);
   const bool late = Clock::now() >= deadline;
-  fail(late ? Code::timeout : Code::peer_failed, "PE {} of {} could not reach {}{}: {}. {}", pe_,
-       n_pes_, describe_root(), late ? fmt::format(" within {} ms", limit_.count()) : "", reason,
-       where.hint);
+  fail(late ? Code::timeout : Code::peer_failed,
+       "SHOAL-N152: PE {} of {} could not reach {}{}: {}. {}", pe_, n_pes_, describe_root(),
+       late ? fmt::format(" within {} ms", limit_.count()) : "", reason, where.hint);
 }
 
 void TcpBootstrap::forget_connection() {
@@ -101,10 +102,10 @@ bool TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
   if (was_dropped(challenge)) return false;
   if (!challenge) throw_if_failed();
   require(challenge.has_value(), Code::timeout,
-          "PE {} of {} got no answer from {} within {} ms. {}", pe_, n_pes_, describe_root(),
-          limit_.count(), where.hint);
+          "SHOAL-N152: PE {} of {} got no answer from {} within {} ms. {}", pe_, n_pes_,
+          describe_root(), limit_.count(), where.hint);
   require(challenge->header.type == MessageType::challenge, Code::mismatch,
-          "{} is not one: it does not start with a challenge", describe_root());
+          "SHOAL-N152: {} is not one: it does not start with a challenge", describe_root());
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   const Hello hello{random_nonce(), n_pes_, getpid(), limit_, left, this_host_name()};
   const Key session = session_key(key, decode_nonce(challenge->payload), hello.nonce);
@@ -116,11 +117,12 @@ bool TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
   const auto answer = receive(deadline + kVerdict);
   if (was_dropped(answer) && Clock::now() - greeted < kCrossing) return false;
   require(answer || !failed_, Code::mismatch,
-          "PE {} of {} was not let in by {}: the key differs (another world listens there), or the "
-          "process that holds it ended. {}",
+          "SHOAL-N153: PE {} of {} was not let in by {}: the key differs (another world listens "
+          "there), or the process that holds it ended. {}",
           pe_, n_pes_, describe_root(), where.hint);
   require(answer.has_value(), Code::timeout,
-          "PE {} of {} got no verdict from {} within {} ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+          "SHOAL-N154: PE {} of {} got no verdict from {} within {} ms. Setting: "
+          "SHOAL_BOOTSTRAP_TIMEOUT_MS",
           pe_, n_pes_, describe_root(), limit_.count());
   if (answer->header.type == MessageType::refused) {
     const Failure refusal = decode_failure(answer->payload, answer->header.pe);
@@ -129,7 +131,7 @@ bool TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
   keep_failure(*answer);
   throw_if_failed();
   require(answer->header.type == MessageType::welcome, Code::mismatch,
-          "{} sent an unexpected message of type {}", describe_root(),
+          "SHOAL-N155: {} sent an unexpected message of type {}", describe_root(),
           static_cast<int>(answer->header.type));
   return true;
 }
@@ -137,7 +139,8 @@ bool TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
 std::vector<Bytes> TcpBootstrap::all_gather(std::span<const std::byte> mine,
                                             std::string_view step) {
   require(mine.size() <= kMaxContribution, Code::invalid_argument,
-          "all_gather(\"{}\") on PE {}: the contribution has {} bytes, at most {} are allowed",
+          "SHOAL-N156: all_gather(\"{}\") on PE {}: the contribution has {} bytes, at most {} are "
+          "allowed",
           step, pe_, mine.size(), kMaxContribution);
   const Bytes result = collective(
       {Call::Kind::all_gather, limit_, std::string(step), Bytes(mine.begin(), mine.end())});
@@ -149,8 +152,8 @@ void TcpBootstrap::barrier(std::string_view step) {
 }
 
 Bytes TcpBootstrap::collective(const Call& call) {
-  require(!closed_, Code::closed, "the bootstrap of PE {} is closed: \"{}\" cannot be called", pe_,
-          call.step);
+  require(!closed_, Code::closed,
+          "SHOAL-N156: the bootstrap of PE {} is closed: \"{}\" cannot be called", pe_, call.step);
   throw_if_failed();
   const Clock::time_point deadline = Clock::now() + limit_ + kVerdict;
   const std::uint64_t sequence = ++sequence_;
@@ -162,13 +165,13 @@ Bytes TcpBootstrap::collective(const Call& call) {
     if (frame) keep_failure(*frame);
     throw_if_failed();
     require(frame.has_value(), Code::timeout,
-            "\"{}\" timed out after {} ms on PE {} of {}: no answer from {}. Setting: "
+            "SHOAL-N154: \"{}\" timed out after {} ms on PE {} of {}: no answer from {}. Setting: "
             "SHOAL_BOOTSTRAP_TIMEOUT_MS",
             call.step, limit_.count(), pe_, n_pes_, describe_root());
     const auto type = frame->header.type;
     require((type == MessageType::part || type == MessageType::done) &&
                 frame->header.sequence == sequence,
-            Code::mismatch, "{} sent a message of type {} for call {} during call {}",
+            Code::mismatch, "SHOAL-N155: {} sent a message of type {} for call {} during call {}",
             describe_root(), static_cast<int>(type), frame->header.sequence, sequence);
     result.insert(result.end(), frame->payload.begin(), frame->payload.end());
     if (type == MessageType::done) return result;
@@ -239,7 +242,8 @@ void TcpBootstrap::abort(const std::string& reason) noexcept {
     if (Clock::now() >= deadline)
       shutdown(socket_.get(), SHUT_RDWR);  // the root sees the end of this PE
   } catch (const std::exception& error) {
-    log::warn("PE {} could not tell the others that it failed: {}", pe_, reason_of(error));
+    log::warn("SHOAL-N146: PE {} could not tell the others that it failed: {}", pe_,
+              reason_of(error));
   }
 }
 
@@ -278,7 +282,8 @@ void TcpBootstrap::close() noexcept {
     while (receive(deadline)) {
     }
   } catch (const std::exception& error) {
-    log::warn("PE {} could not close the bootstrap in order: {}", pe_, reason_of(error));
+    log::warn("SHOAL-N146: PE {} could not close the bootstrap in order: {}", pe_,
+              reason_of(error));
   }
   root_.reset();
 }

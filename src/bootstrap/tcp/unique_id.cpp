@@ -20,7 +20,7 @@ constexpr std::string_view kForm =
 bootstrap::Key key_of(const UniqueId& id) {
   bootstrap::Key key;
   require(id.key.size() == key.size(), Code::invalid_argument,
-          "the key of a unique id has {} bytes, got {}", key.size(), id.key.size());
+          "SHOAL-N157: the key of a unique id has {} bytes, got {}", key.size(), id.key.size());
   std::ranges::copy(id.key, key.begin());
   return key;
 }
@@ -53,18 +53,19 @@ UniqueId UniqueId::parse(std::string_view text) {
   UniqueId id;
   const std::size_t colon = text.rfind(':');
   require(text.starts_with(kPrefix) && colon != std::string_view::npos && colon > kPrefix.size(),
-          Code::invalid_argument, "a unique id has the form {}", kForm);
+          Code::invalid_argument, "SHOAL-N157: a unique id has the form {}", kForm);
   const auto where =
       bootstrap::parse_host_port(text.substr(kPrefix.size(), colon - kPrefix.size()));
   require(where.has_value(), Code::invalid_argument,
-          "the address in a unique id is not of the form {}", kForm);
+          "SHOAL-N157: the address in a unique id is not of the form {}", kForm);
   id.host = where->host.find(':') == std::string::npos ? where->host : "[" + where->host + "]";
   id.port = where->port;
   const std::string_view digits = text.substr(colon + 1);
   const bool hexadecimal =
       std::ranges::all_of(digits, [](unsigned char c) { return std::isxdigit(c) != 0; });
   require(digits.size() == 2 * sizeof(bootstrap::Key) && hexadecimal, Code::invalid_argument,
-          "the key in a unique id of {} characters is not of the form {}", text.size(), kForm);
+          "SHOAL-N157: the key in a unique id of {} characters is not of the form {}", text.size(),
+          kForm);
   for (std::size_t i = 0; i < digits.size(); i += 2) {
     unsigned value = 0;
     std::from_chars(digits.data() + i, digits.data() + i + 2, value, 16);
@@ -76,8 +77,8 @@ UniqueId UniqueId::parse(std::string_view text) {
 std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe,
                                              std::int32_t n_pes, const Settings& settings) {
   const auto where = bootstrap::parse_host_port(fmt::format("{}:{}", id.host, id.port));
-  require(where.has_value(), Code::invalid_argument, "\"{}:{}\" is not the address of a unique id",
-          id.host, id.port);
+  require(where.has_value(), Code::invalid_argument,
+          "SHOAL-N157: \"{}:{}\" is not the address of a unique id", id.host, id.port);
   bootstrap::RootAddress root{
       bootstrap::resolve(*where, "any", "the unique id"),
       bootstrap::format_host_port(where->host, where->port), false,

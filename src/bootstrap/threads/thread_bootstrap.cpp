@@ -32,7 +32,7 @@ class Meeting {
     std::unique_lock lock(mutex_);
     throw_if_failed();
     require(!closed_[static_cast<std::size_t>(pe)], Code::closed,
-            "the bootstrap of PE {} is closed: \"{}\" cannot be called", pe, call.step);
+            "SHOAL-N156: the bootstrap of PE {} is closed: \"{}\" cannot be called", pe, call.step);
     const std::uint64_t mine = generation_;
     if (auto mismatch = round_.arrive(pe, std::move(call))) set_failure(std::move(*mismatch));
     check_closed();
@@ -112,9 +112,11 @@ class ThreadBootstrap final : public Bootstrap {
   std::int32_t pe() const noexcept override { return pe_; }
   std::int32_t n_pes() const noexcept override { return meeting_->n_pes(); }
   std::vector<Bytes> all_gather(std::span<const std::byte> mine, std::string_view step) override {
-    require(mine.size() <= bootstrap::kMaxContribution, Code::invalid_argument,
-            "all_gather(\"{}\") on PE {}: the contribution has {} bytes, at most {} are allowed",
-            step, pe_, mine.size(), bootstrap::kMaxContribution);
+    require(
+        mine.size() <= bootstrap::kMaxContribution, Code::invalid_argument,
+        "SHOAL-N156: all_gather(\"{}\") on PE {}: the contribution has {} bytes, at most {} are "
+        "allowed",
+        step, pe_, mine.size(), bootstrap::kMaxContribution);
     return meeting_->meet(
         pe_, {Call::Kind::all_gather, {}, std::string(step), Bytes(mine.begin(), mine.end())});
   }
@@ -135,7 +137,7 @@ class ThreadBootstrap final : public Bootstrap {
 std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(std::int32_t n_pes,
                                                           const Settings& settings) {
   require(n_pes >= 1 && n_pes <= bootstrap::kMaxPes, Code::invalid_argument,
-          "a world of {} threads; allowed: 1 to {}", n_pes, bootstrap::kMaxPes);
+          "SHOAL-N158: a world of {} threads; allowed: 1 to {}", n_pes, bootstrap::kMaxPes);
   auto meeting = std::make_shared<Meeting>(n_pes, settings.bootstrap_timeout);
   std::vector<std::unique_ptr<Bootstrap>> all;
   for (std::int32_t pe = 0; pe < n_pes; ++pe)

@@ -95,10 +95,11 @@ Communicator make(const Library& library, const UniqueId& id, const detail::Team
     }
   }).detach();
   require(future.wait_for(timeout) == std::future_status::ready, Code::timeout,
-          "ncclCommInitRank of team {} timed out after {} ms on PE {}; Setting: SHOAL_TIMEOUT_MS.",
+          "SHOAL-N446: ncclCommInitRank of team {} timed out after {} ms on PE {}; Setting: "
+          "SHOAL_TIMEOUT_MS.",
           team.index, timeout.count(), world->my_pe());
   const Result result = future.get();
-  require(result.code == 0, Code::system, "ncclCommInitRank of team {}: {}", team.index,
+  require(result.code == 0, Code::system, "SHOAL-N446: ncclCommInitRank of team {}: {}", team.index,
           library.error_text(result.code));
   return result.communicator;
 }
@@ -132,7 +133,7 @@ Engine& Engine::of(detail::TeamState& team, int pes_on_device) {
     Offer offer;
     std::memcpy(&offer, all.data() + pe * sizeof offer, sizeof offer);
     require(offer.why[0] == '\0', Code::unsupported,
-            "a collective by NCCL (SHOAL_COLLECTIVE_NCCL={}): PE {}: {}",
+            "SHOAL-N447: a collective by NCCL (SHOAL_COLLECTIVE_NCCL={}): PE {}: {}",
             world.settings().collective_nccl, team.pes[pe], offer.why);
     if (pe == 0) first = offer;
   }

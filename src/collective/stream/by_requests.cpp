@@ -137,8 +137,8 @@ void ByRequests::reduce(cuda::ElementType type, std::size_t element, ReduceOp op
       parts.parts = n;
       parts.stride = stride;
       const char* const failure = kernel_table().reduce(launch_, type, op, parts);
-      require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", call_.name(),
-              side_.launch().device, failure == nullptr ? "" : failure);
+      require(failure == nullptr, Code::system, "SHOAL-N450: {} did not start on GPU {}: {}",
+              call_.name(), side_.launch().device, failure == nullptr ? "" : failure);
       if (!divided) continue;
       for (std::size_t step = 1; step <= n; ++step) put(after_me(step), target + done, sums, bytes);
       drain();

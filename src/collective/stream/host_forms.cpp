@@ -50,8 +50,8 @@ void run_on_gpu(const Call& call, const Team& team, const StartKernel& start) {
   const device::Team view = detail::describe_team(side, call.team());
   const kernels::Launch launch{gpu.stream, side.world(), view, side.launch().pes_on_device};
   const char* const failure = start(launch);
-  require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", call.name(),
-          gpu.device, failure == nullptr ? "" : failure);
+  require(failure == nullptr, Code::system, "SHOAL-N450: {} did not start on GPU {}: {}",
+          call.name(), gpu.device, failure == nullptr ? "" : failure);
   try {
     gpu.synchronize(call.name());
   } catch (const Error&) {

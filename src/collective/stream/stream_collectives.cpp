@@ -54,18 +54,19 @@ class StreamCall : public Call {
   StreamCall(const Team& team, Operation operation) : Call(team, operation) {
     const detail::DeviceSide* const side = world().device_side();
     require(side != nullptr, Code::unsupported,
-            "{} on a stream: the symmetric heap of this world is on the host; SHOAL_HEAP=cuda puts "
-            "it into GPU memory",
+            "SHOAL-N451: {} on a stream: the symmetric heap of this world is on the host; "
+            "SHOAL_HEAP=cuda puts it into GPU memory",
             name());
     one_kernel_ =
         n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes) && in_one_domain();
     for (const Pe pe : this->team().pes)
-      require(world().fabric().peer_base(pe) != nullptr || side->world().proxy != nullptr,
-              Code::unsupported,
-              "{} on a stream: the GPU of PE {} does not reach the heap of PE {} of team {} by "
-              "loads and stores, and there is no proxy that sends messages for its streams; set "
-              "SHOAL_PROXY_SLOTS above 0",
-              name(), world().my_pe(), pe, this->team().index);
+      require(
+          world().fabric().peer_base(pe) != nullptr || side->world().proxy != nullptr,
+          Code::unsupported,
+          "SHOAL-N452: {} on a stream: the GPU of PE {} does not reach the heap of PE {} of team "
+          "{} by loads and stores, and there is no proxy that sends messages for its streams; set "
+          "SHOAL_PROXY_SLOTS above 0",
+          name(), world().my_pe(), pe, this->team().index);
     view_ = detail::describe_team(*side, this->team());
   }
 
@@ -87,8 +88,9 @@ class StreamCall : public Call {
   /// `bytes` bytes of an array of 64-bit words that this GPU can use.
   void check_table(const char* what, const void* table) const {
     require(table != nullptr && reinterpret_cast<std::uintptr_t>(table) % 8 == 0,
-            Code::invalid_argument, "{}: {} is {}; allowed: an aligned array of {} 64-bit words",
-            name(), what, table, n_pes());
+            Code::invalid_argument,
+            "SHOAL-N457: {}: {} is {}; allowed: an aligned array of {} 64-bit words", name(), what,
+            table, n_pes());
     side().check_local(name(), table, n_pes() * sizeof(std::uint64_t));
   }
   const detail::DeviceSide& side() const { return *world().device_side(); }
@@ -124,8 +126,8 @@ class StreamCall : public Call {
     const Launch launch{stream, side().world(), view_, sharing,
                         sharing == 1 && gpu.compute_capability >= 90};
     const char* const failure = start_kernel(launch);
-    require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", name(), gpu.device,
-            failure == nullptr ? "" : failure);
+    require(failure == nullptr, Code::system, "SHOAL-N450: {} did not start on GPU {}: {}", name(),
+            gpu.device, failure == nullptr ? "" : failure);
   }
 
  private:
@@ -153,7 +155,7 @@ class StreamCall : public Call {
 
   const memory::Device& ready_gpu() const {
     require(world().memory().cuda() != nullptr, Code::unsupported,
-            "{} on a stream: PE {} has no GPU", name(), world().my_pe());
+            "SHOAL-N451: {} on a stream: PE {} has no GPU", name(), world().my_pe());
     world().memory().cuda()->activate();
     return *world().memory().cuda();
   }
@@ -175,17 +177,19 @@ std::size_t bytes_of(ElementType type) {
 
 void check_reduction(const StreamCall& call, ElementType type, ReduceOp op, std::size_t count,
                      std::size_t blocks) {
-  require(bytes_of(type) != 0, Code::invalid_argument, "{}: element type {}; allowed: 0 to {}",
-          call.name(), static_cast<int>(type), static_cast<int>(ElementType::float64));
-  require(op <= ReduceOp::max || (op <= ReduceOp::bit_xor && is_integer(type)),
-          Code::invalid_argument,
-          "{} on a stream: operation {} on element type {}; allowed: sum, prod, min, max; bit_and, "
-          "bit_or, bit_xor of integers",
-          call.name(), collective::name_of(op), static_cast<int>(type));
-  require(count <= call.world().heap().size() / bytes_of(type) / blocks, Code::invalid_argument,
-          "{}: count is {}; allowed: counts that fit {} times into the symmetric heap of {} bytes "
-          "(SHOAL_SYMMETRIC_SIZE)",
-          call.name(), count, blocks, call.world().heap().size());
+  require(bytes_of(type) != 0, Code::invalid_argument,
+          "SHOAL-N448: {}: element type {}; allowed: 0 to {}", call.name(), static_cast<int>(type),
+          static_cast<int>(ElementType::float64));
+  require(
+      op <= ReduceOp::max || (op <= ReduceOp::bit_xor && is_integer(type)), Code::invalid_argument,
+      "SHOAL-N448: {} on a stream: operation {} on element type {}; allowed: sum, prod, min, max; "
+      "bit_and, bit_or, bit_xor of integers",
+      call.name(), collective::name_of(op), static_cast<int>(type));
+  require(
+      count <= call.world().heap().size() / bytes_of(type) / blocks, Code::invalid_argument,
+      "SHOAL-N449: {}: count is {}; allowed: counts that fit {} times into the symmetric heap of "
+      "{} bytes (SHOAL_SYMMETRIC_SIZE)",
+      call.name(), count, blocks, call.world().heap().size());
 }
 
 /// all_to_all, or with `same` all_gather, whose ranges have been checked.
@@ -235,7 +239,8 @@ void StreamCollectives::broadcast(void* target, const void* source, std::size_t 
                                   Pe root) const {
   const StreamCall call(team_, Operation::broadcast);
   require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
-          "broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root, call.n_pes() - 1);
+          "SHOAL-N445: broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root,
+          call.n_pes() - 1);
   call.check_ranges(target, 1, source, 1, bytes, 1, true);
   if (const Engine* const engine = call.engine(stream_, Kind::broadcast, bytes))
     return engine->broadcast(stream_, target, source, bytes, root);

@@ -143,14 +143,14 @@ class CudaDeviceSide final : public DeviceSide {
   /// False where `before` has no work left, and where `after` is captured and `before` is not.
   bool needs_event(Stream before, Stream after) const;
   void check_runtime(cudaError_t result, const char* what) const {
-    require(result == cudaSuccess, Code::system, "{} failed on GPU {}: {}: {}", what,
+    require(result == cudaSuccess, Code::system, "SHOAL-N460: {} failed on GPU {}: {}: {}", what,
             launch_.device, cudaGetErrorName(result), cudaGetErrorString(result));
   }
   template <typename Launch, typename... Arguments>
   void start(const char* what, Launch* kernel, const Arguments&... arguments) const {
     device_->activate();
     const char* const failure = unusable_ != nullptr ? unusable_ : kernel(arguments...);
-    require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", what,
+    require(failure == nullptr, Code::system, "SHOAL-N460: {} did not start on GPU {}: {}", what,
             launch_.device, failure == nullptr ? "" : failure);
   }
 
@@ -210,7 +210,7 @@ CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
   launch_.priority = launch_stream_.get();
   void* report = nullptr;
   check(driver_, driver_.host_alloc(&report, sizeof(FailureReport), CU_MEMHOSTALLOC_PORTABLE),
-        "cannot pin host memory for failure reports");
+        "SHOAL-N461: cannot pin host memory for failure reports");
   world_.failure = new (report) FailureReport{};
   try {
     start_proxy(context);
@@ -242,8 +242,9 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
   const std::size_t ring_bytes = transport::proxy_ring_bytes(slots);
   const std::size_t bytes = ring_bytes + sizeof *ended_;
   check(driver_, driver_.host_alloc(&proxy_memory_, bytes, CU_MEMHOSTALLOC_PORTABLE),
-        fmt::format("cannot pin {} bytes for the ring of the proxy; setting: SHOAL_PROXY_SLOTS",
-                    bytes));
+        fmt::format(
+            "SHOAL-N461: cannot pin {} bytes for the ring of the proxy; setting: SHOAL_PROXY_SLOTS",
+            bytes));
   std::memset(proxy_memory_, 0, bytes);
   ended_ = reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(proxy_memory_) + ring_bytes);
   device::proxy::Ring ring{};
@@ -253,7 +254,7 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
   ring.timeout_ns = world_.timeout_ns;
   auto* const place = proxy_words_ + 2;
   check(driver_, driver_.copy(address(place), address(&ring), sizeof ring, device_->stream),
-        "cannot copy the description of the proxy's ring to the GPU");
+        "SHOAL-N460: cannot copy the description of the proxy's ring to the GPU");
   device_->synchronize("the set-up of the proxy");
   const Placement& placement = context.placement;
   std::int64_t core = context.settings.proxy_core;
@@ -287,7 +288,8 @@ std::byte* CudaDeviceSide::scratch(std::int32_t team, std::size_t bytes) const {
   const CUresult result = driver_.mem_alloc(&allocated, made.bytes);
   check_runtime(cudaThreadExchangeStreamCaptureMode(&mode), "the mode of a capture");
   memory::cuda::check(driver_, result, [&] {
-    return fmt::format("{} bytes of GPU memory for a collective of team {}", made.bytes, team);
+    return fmt::format("SHOAL-N458: {} bytes of GPU memory for a collective of team {}", made.bytes,
+                       team);
   });
   made.memory = reinterpret_cast<std::byte*>(allocated);
   scratch_.emplace_back(team, made);
@@ -313,11 +315,11 @@ std::uint64_t* CudaDeviceSide::await_turn(Stream stream) const {
     const bool late = deadline.passed(std::chrono::steady_clock::now());
     if (!late) continue;
     queued_.fetch_sub(1, std::memory_order_relaxed);
-    fail(
-        Code::timeout,
-        "an operation on a stream timed out on PE {} of {}: {} operations that wait for the proxy are "
-        "queued, and none of them has ended for {} ms. Setting: SHOAL_TIMEOUT_MS.",
-        world_.my_pe, world_.n_pes, waiting(), world_.timeout_ns / 1'000'000);
+    fail(Code::timeout,
+         "SHOAL-N462: an operation on a stream timed out on PE {} of {}: {} operations that wait "
+         "for the proxy are queued, and none of them has ended for {} ms. Setting: "
+         "SHOAL_TIMEOUT_MS.",
+         world_.my_pe, world_.n_pes, waiting(), world_.timeout_ns / 1'000'000);
   }
   return ended_;
 }
@@ -341,10 +343,11 @@ void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
   const std::size_t words = team_words + n_pes + kProxyWords;
   const std::size_t bytes = words * sizeof(std::uint64_t);
   const auto offset = memory.heap().allocate(bytes, alignof(std::uint64_t));
-  require(offset && *offset + bytes <= memory.heap_mapped(), Code::exhausted,
-          "the signals of {} teams of {} PEs take {} bytes of the symmetric heap, whose first step "
-          "has {}; settings: SHOAL_MAX_TEAMS, SHOAL_SYMMETRIC_SIZE",
-          teams, n_pes, bytes, memory.heap_mapped());
+  require(
+      offset && *offset + bytes <= memory.heap_mapped(), Code::exhausted,
+      "SHOAL-N463: the signals of {} teams of {} PEs take {} bytes of the symmetric heap, whose "
+      "first step has {}; settings: SHOAL_MAX_TEAMS, SHOAL_SYMMETRIC_SIZE",
+      teams, n_pes, bytes, memory.heap_mapped());
   team_words_ = reinterpret_cast<std::uint64_t*>(world_.heap + *offset);
   device_->zero(team_words_, bytes);
 
@@ -365,7 +368,7 @@ void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
     check(driver_,
           driver_.copy(address(table), address(static_cast<const void*>(bases.data())),
                        n_pes * sizeof bases[0], device_->stream),
-          "cannot copy the table of heaps to the GPU");
+          "SHOAL-N460: cannot copy the table of heaps to the GPU");
   }
   device_->synchronize("the set-up of the device side");
 }
@@ -397,11 +400,10 @@ void CudaDeviceSide::check_local(const char* what, const void* memory, std::size
     CUmemorytype type = CU_MEMORYTYPE_HOST;
     const CUresult result =
         driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address(byte));
-    require(
-        result == CUDA_SUCCESS, Code::invalid_argument,
-        "{}: the local buffer of {} bytes at {} is not memory that GPU {} can use; allowed: GPU "
-        "memory, the symmetric heap, pinned host memory",
-        what, bytes, memory, launch_.device);
+    require(result == CUDA_SUCCESS, Code::invalid_argument,
+            "SHOAL-N464: {}: the local buffer of {} bytes at {} is not memory that GPU {} can use; "
+            "allowed: GPU memory, the symmetric heap, pinned host memory",
+            what, bytes, memory, launch_.device);
   }
 }
 
@@ -412,8 +414,9 @@ void CudaDeviceSide::copy(Stream stream, void* target, const void* source,
     return;
   }
   device_->activate();
-  check(driver_, driver_.copy(address(target), address(source), bytes, stream),
-        fmt::format("a copy of {} bytes did not start on GPU {}", bytes, launch_.device));
+  check(
+      driver_, driver_.copy(address(target), address(source), bytes, stream),
+      fmt::format("SHOAL-N460: a copy of {} bytes did not start on GPU {}", bytes, launch_.device));
 }
 
 bool CudaDeviceSide::needs_event(Stream before, Stream after) const {

@@ -85,7 +85,7 @@ std::optional<Error> KernelRoutes::failure(Pe pe, CUstream_st* stream) const {
   memory::cuda::check(driver_,
                       driver_.copy(memory::cuda::address(shared.data()), memory_,
                                    shared.size() * sizeof shared[0], stream),
-                      "cannot copy the state of the queues of kernels from the GPU");
+                      "SHOAL-N460: cannot copy the state of the queues of kernels from the GPU");
   device_.synchronize(stream, "a copy of the state of the queues of kernels");
   const auto deadline = std::chrono::steady_clock::now() + kInFlight;
   for (;;) {
@@ -103,17 +103,20 @@ void KernelRoutes::map(const DeviceQueues::Range& range) {
   unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
   if (range.registers) flags |= CU_MEMHOSTREGISTER_IOMEMORY;
   const char* const what = range.registers ? "doorbell page" : "memory";
-  memory::cuda::check(driver_, driver_.host_register(range.start, range.bytes, flags),
-                      fmt::format("GPU {} cannot map the {} of a NIC's queue of {} bytes",
-                                  device_.device, what, range.bytes),
-                      "SHOAL_GDA");
+  memory::cuda::check(
+      driver_, driver_.host_register(range.start, range.bytes, flags),
+      fmt::format("SHOAL-N465: GPU {} cannot map the {} of a NIC's queue of {} bytes",
+                  device_.device, what, range.bytes),
+      "SHOAL_GDA");
   mapped_.push_back(range.start);
   CUdeviceptr seen{};
   const CUresult result = driver_.pointer_attribute(&seen, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
                                                     memory::cuda::address(range.start));
-  require(result == CUDA_SUCCESS && seen == memory::cuda::address(range.start), Code::unsupported,
-          "GPU {} does not use the host's address for the {} of a NIC's queue. Setting: SHOAL_GDA",
-          device_.device, what);
+  require(
+      result == CUDA_SUCCESS && seen == memory::cuda::address(range.start), Code::unsupported,
+      "SHOAL-N465: GPU {} does not use the host's address for the {} of a NIC's queue. Setting: "
+      "SHOAL_GDA",
+      device_.device, what);
 }
 
 void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, const std::byte* heap,
@@ -123,12 +126,13 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
   const Block block(routes.size(), n_queues);
   void* word = nullptr;
   memory::cuda::check(driver_, driver_.host_alloc(&word, sizeof *abort_, CU_MEMHOSTALLOC_PORTABLE),
-                      "cannot pin host memory for the queues of kernels");
+                      "SHOAL-N461: cannot pin host memory for the queues of kernels");
   abort_ = new (word) std::uint32_t{0};
-  memory::cuda::check(driver_, driver_.mem_alloc(&memory_, block.bytes),
-                      fmt::format("cannot allocate {} bytes on GPU {} for {} queues of kernels",
-                                  block.bytes, device_.device, n_queues),
-                      "SHOAL_GDA_QUEUE_PAIRS");
+  memory::cuda::check(
+      driver_, driver_.mem_alloc(&memory_, block.bytes),
+      fmt::format("SHOAL-N473: cannot allocate {} bytes on GPU {} for {} queues of kernels",
+                  block.bytes, device_.device, n_queues),
+      "SHOAL_GDA_QUEUE_PAIRS");
   const auto at = [this](std::size_t offset) {
     return reinterpret_cast<std::byte*>(memory_) + offset;
   };
@@ -161,7 +165,7 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
   memory::cuda::check(
       driver_,
       driver_.copy(memory_, memory::cuda::address(image.data()), image.size(), device_.stream),
-      "cannot copy the description of the queues of kernels to the GPU");
+      "SHOAL-N460: cannot copy the description of the queues of kernels to the GPU");
   device_.synchronize("the set-up of the queues of kernels");
   routes_ = reinterpret_cast<const gda::Routes*>(at(block.routes_at));
   for (const DeviceQueues::Route& route : routes)

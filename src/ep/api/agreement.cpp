@@ -50,7 +50,7 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
   for (std::size_t i = 0; i < kFieldCount; ++i)
     for (Pe pe = 1; pe < team.size(); ++pe)
       require(all[pe].value[i] == all[0].value[i], Code::mismatch,
-              "ep::GroupOptions.{} differs between ranks: {} on PE {}, {} on PE {}",
+              "SHOAL-N500: ep::GroupOptions.{} differs between ranks: {} on PE {}, {} on PE {}",
               kFields[i].name, all[0].value[i], team.world_pe(0), all[pe].value[i],
               team.world_pe(pe));
   return state;

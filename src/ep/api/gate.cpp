@@ -144,16 +144,17 @@ void check_inputs(const TensorView& logits, const TensorView& bias, const GateOp
       logits.dtype == DataType::float32 && logits.rank == 2 && logits.shape[1] == options.experts &&
           logits.contiguous(),
       Code::invalid_argument,
-      "gate: logits are {}; contiguous float32 [tokens, {}] is wanted (GateOptions::experts)",
+      "SHOAL-N501: gate: logits are {}; contiguous float32 [tokens, {}] is wanted "
+      "(GateOptions::experts)",
       [&] { return logits.describe(); }, options.experts);
   require(
       !bias.defined() || (bias.dtype == DataType::float32 && bias.rank == 1 &&
                           bias.shape[0] == options.experts && bias.contiguous()),
       Code::invalid_argument,
-      "gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
+      "SHOAL-N501: gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
       [&] { return bias.describe(); }, options.experts);
   require(logits.shape[0] == 0 || logits.data != nullptr, Code::invalid_argument,
-          "gate: logits have no data");
+          "SHOAL-N502: gate: logits have no data");
 }
 
 /// Values, which only the host reads.
@@ -161,12 +162,14 @@ void check_values(const TensorView& logits, const TensorView& bias, const GateOp
   for (std::int64_t i = 0; i < logits.size(); ++i)
     require(
         logits.as<float>()[i] < std::numeric_limits<float>::infinity(), Code::invalid_argument,
-        "gate: the logit of token {} for expert {} is {}; a finite number or -infinity is wanted",
+        "SHOAL-N503: gate: the logit of token {} for expert {} is {}; a finite number or -infinity "
+        "is wanted",
         i / options.experts, i % options.experts, logits.as<float>()[i]);
   if (!bias.defined()) return;
   for (std::int64_t e = 0; e < bias.size(); ++e)
     require(std::isfinite(bias.as<float>()[e]), Code::invalid_argument,
-            "gate: the bias of expert {} is {}; it must be finite", e, bias.as<float>()[e]);
+            "SHOAL-N503: gate: the bias of expert {} is {}; it must be finite", e,
+            bias.as<float>()[e]);
 }
 
 void check_array(const char* name, const TensorView& array, DataType dtype,
@@ -176,7 +179,8 @@ void check_array(const char* name, const TensorView& array, DataType dtype,
           array.shape[1] == options.top_k && array.contiguous() && array.device == logits.device &&
           (array.size() == 0 || array.data != nullptr),
       Code::invalid_argument,
-      "gate: GateArrays.{} is {}; contiguous {} [{}, {}] in the memory of the logits is wanted",
+      "SHOAL-N501: gate: GateArrays.{} is {}; contiguous {} [{}, {}] in the memory of the logits "
+      "is wanted",
       name, [&] { return array.describe(); }, name_of(dtype), logits.shape[0], options.top_k);
 }
 
@@ -195,26 +199,31 @@ void gate_on_host(const TensorView& logits, const TensorView& bias, const GateOp
 
 void GateOptions::validate() const {
   require(experts >= 1 && experts <= detail::kMaxExperts, Code::invalid_argument,
-          "GateOptions::experts is {}; 1 to {} is allowed", experts, detail::kMaxExperts);
+          "SHOAL-N504: GateOptions::experts is {}; 1 to {} is allowed", experts,
+          detail::kMaxExperts);
   require(groups >= 1 && experts % groups == 0, Code::invalid_argument,
-          "GateOptions::groups is {}; a divisor of the {} experts is wanted", groups, experts);
+          "SHOAL-N504: GateOptions::groups is {}; a divisor of the {} experts is wanted", groups,
+          experts);
   require(groups_kept >= 1 && groups_kept <= groups, Code::invalid_argument,
-          "GateOptions::groups_kept is {}; 1 to {} (GateOptions::groups) is allowed", groups_kept,
-          groups);
+          "SHOAL-N504: GateOptions::groups_kept is {}; 1 to {} (GateOptions::groups) is allowed",
+          groups_kept, groups);
   const std::int64_t candidates = std::int64_t{groups_kept} * (experts / groups);
   require(
       top_k >= 1 && top_k <= std::min<std::int64_t>(kMaxTopK, candidates), Code::invalid_argument,
-      "GateOptions::top_k is {}; 1 to {} is allowed (at most {}, and at most the {} experts of the {} kept groups)",
+      "SHOAL-N504: GateOptions::top_k is {}; 1 to {} is allowed (at most {}, and at most the {} "
+      "experts of the {} kept groups)",
       top_k, std::min<std::int64_t>(kMaxTopK, candidates), kMaxTopK, candidates, groups_kept);
   require(std::isfinite(routed_scaling) && routed_scaling > 0, Code::invalid_argument,
-          "GateOptions::routed_scaling is {}; a finite number above 0 is wanted", routed_scaling);
+          "SHOAL-N504: GateOptions::routed_scaling is {}; a finite number above 0 is wanted",
+          routed_scaling);
 }
 
 Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
   check_inputs(logits, bias, options);
   require(logits.device.kind == DeviceKind::host && bias.device.kind == DeviceKind::host,
           Code::unsupported,
-          "gate: logits or bias are in GPU memory; give arrays for the result (GateArrays)");
+          "SHOAL-N505: gate: logits or bias are in GPU memory; give arrays for the result "
+          "(GateArrays)");
   const std::int64_t tokens = logits.shape[0];
   Gated result{Tensor::empty(DataType::int64, {tokens, options.top_k}),
                Tensor::empty(DataType::float32, {tokens, options.top_k})};
@@ -226,14 +235,14 @@ void gate(const TensorView& logits, const TensorView& bias, const GateOptions& o
           const GateArrays& to) {
   check_inputs(logits, bias, options);
   require(!bias.defined() || bias.device == logits.device, Code::invalid_argument,
-          "gate: logits and bias must be in the same memory");
+          "SHOAL-N506: gate: logits and bias must be in the same memory");
   check_array("topk_idx", to.topk_idx, DataType::int64, logits, options);
   check_array("topk_weights", to.topk_weights, DataType::float32, logits, options);
   if (logits.device.kind == DeviceKind::host) return gate_on_host(logits, bias, options, to);
 #ifdef SHOAL_WITH_CUDA
   cuda::gate(logits, bias, options, to);
 #else
-  fail(Code::unsupported, "gate: logits are in GPU memory; this build has no CUDA");
+  fail(Code::unsupported, "SHOAL-N507: gate: logits are in GPU memory; this build has no CUDA");
 #endif
 }
 

@@ -22,7 +22,8 @@ namespace shoal::ep {
 namespace detail {
 
 GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* call) {
-  require(state != nullptr && !state->closed, Code::closed, "{}: the group is closed", call);
+  require(state != nullptr && !state->closed, Code::closed, "SHOAL-N510: {}: the group is closed",
+          call);
   if (!state->world->is_open() && shoal::detail::is_inherited(*state->world))
     fail(Code::closed, "{}: {}", call, shoal::detail::why_closed(state->world.get()));
   return *state;
@@ -32,7 +33,7 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
   GroupState& group = open_group(state, call);
   group.team.state();  // throws where the world is closed
   if (!group.failure.empty()) record_failure(group, group.failure);
-  require(group.failure.empty(), Code::closed, "{}: the group failed before: {}", call,
+  require(group.failure.empty(), Code::closed, "SHOAL-N511: {}: the group failed before: {}", call,
           group.failure);
   const auto failed = group.options.mask_failed ? std::nullopt : group.backend->failed_rank();
   if (!failed) return group;
@@ -42,11 +43,10 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
 }
 
 void fail_closed_result(const char* call, const char* operation, std::uint64_t epoch) {
-  fail(
-      Code::closed,
-      "{}: the group is closed that made the handle ({} {}); its results can still be read, and no "
-      "call takes them",
-      call, operation, epoch);
+  fail(Code::closed,
+       "SHOAL-N515: {}: the group is closed that made the handle ({} {}); its results can still be "
+       "read, and no call takes them",
+       call, operation, epoch);
 }
 
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call) {
@@ -107,7 +107,7 @@ void abandon(GroupState& state) {
 
 void require_masks(const GroupState& group, const char* call) {
   require(group.options.mask_failed, Code::invalid_argument,
-          "{}: this group was made with GroupOptions.mask_failed = false", call);
+          "SHOAL-N513: {}: this group was made with GroupOptions.mask_failed = false", call);
 }
 
 }  // namespace
@@ -144,9 +144,9 @@ Group::~Group() {
     detail::abandon(*state_);
   } catch (const Error& error) {
     if (error.code() != Code::closed)
-      log::warn("an ep::Group could not return its memory: {}", error.what());
+      log::warn("SHOAL-N512: an ep::Group could not return its memory: {}", error.what());
   } catch (const std::exception& error) {
-    log::warn("an ep::Group could not return its memory: {}", error.what());
+    log::warn("SHOAL-N512: an ep::Group could not return its memory: {}", error.what());
   }
   state_->closed = true;
 }
@@ -155,15 +155,15 @@ void Group::close() {
   if (!state_ || state_->closed) return;
   open_group(state_, "close");  // throws in a child that the PE has forked
   state_->drain_work_queue();
-  require(state_->failure.empty(), Code::closed, "close: the group failed before: {}",
+  require(state_->failure.empty(), Code::closed, "SHOAL-N511: close: the group failed before: {}",
           state_->failure);
   try {
     detail::release_memory(*state_);
   } catch (const Error& error) {
     if (!state_->options.mask_failed || error.code() != Code::timeout) throw;
     log::warn(
-        "an ep::Group was closed on PE {} alone: the other ranks may continue without it "
-        "(GroupOptions.mask_failed); its memory stays allocated until the world closes: {}",
+        "SHOAL-N514: an ep::Group was closed on PE {} alone: the other ranks may continue without "
+        "it (GroupOptions.mask_failed); its memory stays allocated until the world closes: {}",
         state_->world->my_pe(), reason_of(error));
     state_->keeps_memory = true;
     state_->closed = true;
@@ -173,17 +173,17 @@ void Group::close() {
 }
 
 const Team& Group::team() const {
-  require(state_ != nullptr, Code::closed, "team: the group is closed");
+  require(state_ != nullptr, Code::closed, "SHOAL-N510: team: the group is closed");
   return state_->team;
 }
 
 const GroupOptions& Group::options() const {
-  require(state_ != nullptr, Code::closed, "options: the group is closed");
+  require(state_ != nullptr, Code::closed, "SHOAL-N510: options: the group is closed");
   return state_->options;
 }
 
 std::int32_t Group::local_experts() const {
-  require(state_ != nullptr, Code::closed, "local_experts: the group is closed");
+  require(state_ != nullptr, Code::closed, "SHOAL-N510: local_experts: the group is closed");
   return state_->shape.local_experts;
 }
 
@@ -195,8 +195,8 @@ void Group::set_mask(std::int32_t rank, bool masked) {
   detail::GroupState& group = idle_group(state_, "set_mask");
   detail::require_masks(group, "set_mask");
   require(rank >= 0 && rank < group.shape.ranks && rank != group.me, Code::invalid_argument,
-          "set_mask: rank {}; allowed: 0 to {}, except this rank ({})", rank, group.shape.ranks - 1,
-          group.me);
+          "SHOAL-N516: set_mask: rank {}; allowed: 0 to {}, except this rank ({})", rank,
+          group.shape.ranks - 1, group.me);
   group.backend->low_latency().set_mask(rank, masked);
 }
 
@@ -207,7 +207,7 @@ void Group::clear_masks() {
 }
 
 Statistics Group::statistics() const {
-  require(state_ != nullptr, Code::closed, "statistics: the group is closed");
+  require(state_ != nullptr, Code::closed, "SHOAL-N510: statistics: the group is closed");
   state_->drain_work_queue();
   Statistics statistics = state_->statistics;
   if (!state_->closed && state_->world->is_open()) state_->backend->add_counts(statistics);

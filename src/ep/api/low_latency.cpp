@@ -18,16 +18,16 @@ namespace detail {
 namespace {
 
 void require_next(const char* call, std::uint64_t epoch, std::uint64_t received) {
-  require(
-      epoch == received + 1, Code::invalid_argument,
-      "{}: this is number {} of the group, and number {} has not been received; receive them in the order in which "
-      "they were sent",
-      call, epoch, received + 1);
+  require(epoch == received + 1, Code::invalid_argument,
+          "SHOAL-N520: {}: this is number {} of the group, and number {} has not been received; "
+          "receive them in the order in which they were sent",
+          call, epoch, received + 1);
 }
 
 void require_half(const char* call, std::uint64_t sent, std::uint64_t received) {
   require(sent < received + 2, Code::invalid_argument,
-          "{}: two are sent and not received; receive number {} first", call, received + 1);
+          "SHOAL-N521: {}: two are sent and not received; receive number {} first", call,
+          received + 1);
 }
 
 std::uint64_t epoch_of(const PendingDispatchState& pending) {
@@ -112,7 +112,7 @@ void receive_dropped_combines(GroupState& group) {
 template <typename Pending>
 GroupState& group_of(const std::shared_ptr<Pending>& pending, const char* call, const char* what) {
   require(pending != nullptr && !pending->received, Code::invalid_argument,
-          "{}: this {} has been received, or is empty", call, what);
+          "SHOAL-N522: {}: this {} has been received, or is empty", call, what);
   return idle_group(pending->group.lock(), call);
 }
 

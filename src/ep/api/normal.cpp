@@ -17,7 +17,7 @@ namespace {
 
 void check_handle(const GroupState& group, const char* call, const Handle& handle) {
   require(handle.valid() && handle.state()->group.lock().get() == &group, Code::invalid_argument,
-          "{}: the handle is not of a dispatch of this group", call);
+          "SHOAL-N530: {}: the handle is not of a dispatch of this group", call);
 }
 
 /// Checks the arguments of a dispatch and runs it: by `routing`, or, where that is nullptr, in the
@@ -73,17 +73,19 @@ Combined run_combine(GroupState& group, const TensorView& y, const Handle& handl
 }  // namespace detail
 
 std::int64_t Handle::received_rows() const {
-  require(state_ != nullptr, Code::invalid_argument, "received_rows: the handle is empty");
+  require(state_ != nullptr, Code::invalid_argument,
+          "SHOAL-N530: received_rows: the handle is empty");
   return state_->received;
 }
 
 std::int64_t Handle::result_rows() const {
-  require(state_ != nullptr, Code::invalid_argument, "result_rows: the handle is empty");
+  require(state_ != nullptr, Code::invalid_argument,
+          "SHOAL-N530: result_rows: the handle is empty");
   return state_->result_rows;
 }
 
 std::int64_t Handle::tokens() const {
-  require(state_ != nullptr, Code::invalid_argument, "tokens: the handle is empty");
+  require(state_ != nullptr, Code::invalid_argument, "SHOAL-N530: tokens: the handle is empty");
   return state_->routing->tokens;
 }
 

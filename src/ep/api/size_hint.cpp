@@ -9,10 +9,11 @@ namespace shoal::ep {
 
 SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind heap,
                    std::int32_t nodes) {
-  require(ranks >= 1, Code::invalid_argument, "size_hint for {} ranks; at least 1 is needed",
-          ranks);
+  require(ranks >= 1, Code::invalid_argument,
+          "SHOAL-N531: size_hint for {} ranks; at least 1 is needed", ranks);
   require(nodes >= 1 && ranks % nodes == 0, Code::invalid_argument,
-          "size_hint for {} ranks on {} nodes; they must be equally many on each", ranks, nodes);
+          "SHOAL-N531: size_hint for {} ranks on {} nodes; they must be equally many on each",
+          ranks, nodes);
   const detail::Shape shape = detail::make_shape(options, ranks, nodes);
   if (heap == DeviceKind::cuda) {
     const detail::DeviceLayout layout(shape);

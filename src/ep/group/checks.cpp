@@ -35,20 +35,21 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
   const bool dtype_allowed = std::find(dtypes.begin(), dtypes.end(), tensor.dtype) != dtypes.end();
   require(
       has_shape(tensor, shape) && dtype_allowed, Code::invalid_argument,
-      "{}: {} is {}; it must be {} [{}]", call, name, [&] { return tensor.describe(); },
+      "SHOAL-N570: {}: {} is {}; it must be {} [{}]", call, name, [&] { return tensor.describe(); },
       [&] { return names(dtypes); }, fmt::join(shape, ", "));
   require(tensor.contiguous(), Code::invalid_argument,
-          "{}: {} is not contiguous: strides [{}]; pass a contiguous copy", call, name,
+          "SHOAL-N571: {}: {} is not contiguous: strides [{}]; pass a contiguous copy", call, name,
           fmt::join(tensor.strides.begin(), tensor.strides.begin() + tensor.rank, ", "));
   check_device(group.device, call, name, tensor);
   require(tensor.size() == 0 || tensor.data != nullptr, Code::invalid_argument,
-          "{}: {} has no data", call, name);
+          "SHOAL-N572: {}: {} has no data", call, name);
 }
 
 void check_row_address(const char* call, const char* name, const TensorView& rows) {
-  require(rows.device.kind == DeviceKind::host || rows_aligned(rows), Code::invalid_argument,
-          "{}: {} starts at {}; rows in GPU memory must start at a multiple of {} bytes", call,
-          name, rows.data, kRowAlignment);
+  require(
+      rows.device.kind == DeviceKind::host || rows_aligned(rows), Code::invalid_argument,
+      "SHOAL-N573: {}: {} starts at {}; rows in GPU memory must start at a multiple of {} bytes",
+      call, name, rows.data, kRowAlignment);
 }
 
 /// Like check_tensor, but rows in GPU memory may be strided, as the weights of received rows are.
@@ -67,27 +68,30 @@ void check_routing(const GroupState& group, const Routing& routing) {
               state->shape.experts == group.shape.experts &&
               state->shape.top_k == group.shape.top_k,
           Code::invalid_argument,
-          "dispatch: the routing was not made by route() of a group like this one");
+          "SHOAL-N574: dispatch: the routing was not made by route() of a group like this one");
   // Staged groups have their routings made by the host backend.
   const auto in_gpu_memory = [](BackendKind kind) { return kind == BackendKind::cuda; };
   const BackendKind kind = group.backend->normal().kind;
   require(
       in_gpu_memory(state->backend) == in_gpu_memory(kind), Code::invalid_argument,
-      "dispatch: the routing was made by a group of the {} backend; this group uses the {} backend",
+      "SHOAL-N574: dispatch: the routing was made by a group of the {} backend; this group uses "
+      "the {} backend",
       name_of(state->backend), name_of(kind));
   require(state->tokens <= group.shape.max_tokens, Code::invalid_argument,
-          "dispatch: {} tokens; this group was made for at most {} (GroupOptions.max_tokens)",
+          "SHOAL-N575: dispatch: {} tokens; this group was made for at most {} "
+          "(GroupOptions.max_tokens)",
           state->tokens, group.shape.max_tokens);
 }
 
 void check_launch(const GroupState& group, const char* call, const Launch& launch) {
   constexpr std::int32_t kMaxSms = 1024;
   require(launch.sms >= 0 && launch.sms <= kMaxSms, Code::invalid_argument,
-          "{}: Launch.sms is {}; allowed: 0 to {}", call, launch.sms, kMaxSms);
+          "SHOAL-N576: {}: Launch.sms is {}; allowed: 0 to {}", call, launch.sms, kMaxSms);
   require(group.device.kind == DeviceKind::cuda ||
               (launch.stream == nullptr && launch.after == nullptr && launch.done == nullptr),
           Code::invalid_argument,
-          "{}: Launch names a CUDA stream or event, but this group lies on the host (SHOAL_HEAP)",
+          "SHOAL-N577: {}: Launch names a CUDA stream or event, but this group lies on the host "
+          "(SHOAL_HEAP)",
           call);
 }
 
@@ -108,19 +112,21 @@ void check_route_options(const GroupState& group, std::int64_t tokens,
 }
 
 void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens) {
-  require(group.shape.max_tokens > 0, Code::invalid_argument,
-          "dispatch: this group was made without normal mode (GroupOptions.max_tokens is 0)");
+  require(
+      group.shape.max_tokens > 0, Code::invalid_argument,
+      "SHOAL-N578: dispatch: this group was made without normal mode (GroupOptions.max_tokens is "
+      "0)");
   const bool opaque = x.rank == 2 && (x.dtype == DataType::int8 || x.dtype == DataType::uint8);
   check_tensor(group, "dispatch", "x", x, {tokens, opaque ? x.shape[1] : group.shape.hidden},
                {DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3,
                 DataType::int8, DataType::uint8});
   const std::size_t row_bytes = x.shape[1] * size_of(x.dtype);
-  require(
-      row_bytes <= group.shape.max_row_bytes, Code::invalid_argument,
-      "dispatch: rows of {} have {} bytes; this group was made for at most {} (GroupOptions.dtype is {})",
-      name_of(x.dtype), row_bytes, group.shape.max_row_bytes, name_of(group.options.dtype));
+  require(row_bytes <= group.shape.max_row_bytes, Code::invalid_argument,
+          "SHOAL-N579: dispatch: rows of {} have {} bytes; this group was made for at most {} "
+          "(GroupOptions.dtype is {})",
+          name_of(x.dtype), row_bytes, group.shape.max_row_bytes, name_of(group.options.dtype));
   require(row_bytes % 16 == 0 && row_bytes > 0, Code::invalid_argument,
-          "dispatch: rows of {} have {} bytes; they must be a positive multiple of 16",
+          "SHOAL-N580: dispatch: rows of {} have {} bytes; they must be a positive multiple of 16",
           name_of(x.dtype), row_bytes);
   check_row_address("dispatch", "x", x);
 }
@@ -138,26 +144,28 @@ void check_dispatch_options(const GroupState& group, const TensorView& x,
             scales.shape[1] <= group.shape.max_scales &&
             (scales.dtype == DataType::float32 || scales.dtype == DataType::int32),
         Code::invalid_argument,
-        "dispatch: DispatchOptions.scales is {}; it must be float32 or int32 [{}, 1 to {}] "
-        "(GroupOptions.max_scales)",
+        "SHOAL-N581: dispatch: DispatchOptions.scales is {}; it must be float32 or int32 [{}, 1 to "
+        "{}] (GroupOptions.max_scales)",
         [&] { return scales.describe(); }, tokens, group.shape.max_scales);
     check_device(group.device, "dispatch", "DispatchOptions.scales", scales);
     require(tokens == 0 || scales.data != nullptr, Code::invalid_argument,
-            "dispatch: DispatchOptions.scales has no data");
+            "SHOAL-N572: dispatch: DispatchOptions.scales has no data");
   }
-  require(!options.all_weights ||
-              (!options.expert_major && (cached == nullptr || cached->expert_alignment == 0)),
-          Code::invalid_argument,
-          "dispatch: DispatchOptions.all_weights with an expert-major layout, whose rows have one "
-          "weight each");
+  require(
+      !options.all_weights ||
+          (!options.expert_major && (cached == nullptr || cached->expert_alignment == 0)),
+      Code::invalid_argument,
+      "SHOAL-N582: dispatch: DispatchOptions.all_weights with an expert-major layout, whose rows "
+      "have one weight each");
   require(options.expert_alignment >= 1 && options.expert_alignment <= kMaxExpertAlignment,
           Code::invalid_argument,
-          "dispatch: DispatchOptions.expert_alignment is {}; allowed: 1 to {}",
+          "SHOAL-N583: dispatch: DispatchOptions.expert_alignment is {}; allowed: 1 to {}",
           options.expert_alignment, kMaxExpertAlignment);
   require(
       cached == nullptr || !options.expert_major || cached->expert_alignment > 0,
       Code::invalid_argument,
-      "dispatch: DispatchOptions.expert_major with a handle of a dispatch without it; the layout is the handle's");
+      "SHOAL-N582: dispatch: DispatchOptions.expert_major with a handle of a dispatch without it; "
+      "the layout is the handle's");
   const std::int32_t alignment = cached != nullptr      ? cached->expert_alignment
                                  : options.expert_major ? options.expert_alignment
                                                         : 0;
@@ -167,7 +175,7 @@ void check_dispatch_options(const GroupState& group, const TensorView& x,
                     : group.shape.max_received();
   require(
       options.worst_case_rows >= 0 && options.worst_case_rows <= most, Code::invalid_argument,
-      "dispatch: DispatchOptions.worst_case_rows is {}; allowed: 0 to {} ({})",
+      "SHOAL-N583: dispatch: DispatchOptions.worst_case_rows is {}; allowed: 0 to {} ({})",
       options.worst_case_rows, most,
       alignment > 0
           ? "ranks * GroupOptions.max_tokens * local experts of a token, and the gaps of expert_alignment"
@@ -186,18 +194,21 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
        {std::tuple{"CombineOptions.topk_idx", options.topk_idx, DataType::int64},
         std::tuple{"CombineOptions.topk_rows", options.topk_rows, DataType::int32}}) {
     if (!array.defined()) continue;
-    require(handle.expert_alignment == 0, Code::invalid_argument,
-            "combine: {} is for rank-major layouts; this handle has an expert-major one", name);
+    require(
+        handle.expert_alignment == 0, Code::invalid_argument,
+        "SHOAL-N582: combine: {} is for rank-major layouts; this handle has an expert-major one",
+        name);
     check_tensor(group, "combine", name, array, {handle.result_rows, group.shape.top_k}, {dtype});
   }
   const std::size_t row_bytes = hidden * size_of(y.dtype);
-  require(
-      row_bytes <= group.shape.max_combine_row_bytes, Code::invalid_argument,
-      "combine: rows of {} have {} bytes; this group was made for at most {} (GroupOptions.dtype is {})",
-      name_of(y.dtype), row_bytes, group.shape.max_combine_row_bytes, name_of(group.options.dtype));
+  require(row_bytes <= group.shape.max_combine_row_bytes, Code::invalid_argument,
+          "SHOAL-N579: combine: rows of {} have {} bytes; this group was made for at most {} "
+          "(GroupOptions.dtype is {})",
+          name_of(y.dtype), row_bytes, group.shape.max_combine_row_bytes,
+          name_of(group.options.dtype));
   require(row_bytes % 16 == 0, Code::invalid_argument,
-          "combine: rows of {} have {} bytes; they must be a multiple of 16", name_of(y.dtype),
-          row_bytes);
+          "SHOAL-N580: combine: rows of {} have {} bytes; they must be a multiple of 16",
+          name_of(y.dtype), row_bytes);
   check_row_address("combine", "y", y);
   if (options.weights.defined() && summed)
     check_tensor(group, "combine", "CombineOptions.weights", options.weights, {y.shape[0]},
@@ -206,7 +217,7 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
     check_rows_of(group, "combine", "CombineOptions.weights", options.weights,
                   {handle.result_rows, handle.topk_slots(group.shape.top_k)}, {DataType::float32});
   require(options.bias.size() <= 2, Code::invalid_argument,
-          "combine: CombineOptions.bias has {} tensors; at most 2 are allowed",
+          "SHOAL-N583: combine: CombineOptions.bias has {} tensors; at most 2 are allowed",
           options.bias.size());
   for (const TensorView& bias : options.bias) {
     check_tensor(group, "combine", "CombineOptions.bias", bias, {tokens, hidden}, {y.dtype});
@@ -218,17 +229,17 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
   }
   if (options.out_weights.defined()) {
     require(options.weights.defined(), Code::invalid_argument,
-            "combine: CombineOptions.out_weights without CombineOptions.weights");
+            "SHOAL-N582: combine: CombineOptions.out_weights without CombineOptions.weights");
     check_tensor(group, "combine", "CombineOptions.out_weights", options.out_weights,
                  {tokens, group.shape.top_k}, {DataType::float32});
   }
 }
 
 void check_low_latency_mode(const GroupState& group, const char* call) {
-  require(
-      group.shape.low_latency_max_tokens > 0, Code::invalid_argument,
-      "{}: this group was made without low-latency mode (GroupOptions.low_latency_max_tokens is 0)",
-      call);
+  require(group.shape.low_latency_max_tokens > 0, Code::invalid_argument,
+          "SHOAL-N578: {}: this group was made without low-latency mode "
+          "(GroupOptions.low_latency_max_tokens is 0)",
+          call);
 }
 
 namespace {
@@ -250,10 +261,12 @@ void check_low_latency_dispatch(const GroupState& group, const TensorView& x,
   check_tensor(group, call, "x", x, {topk_idx.shape[0], group.shape.hidden}, {DataType::bfloat16});
   check_row_address(call, "x", x);
   require(options.quantize <= Quantize::fp8_ue8m0, Code::invalid_argument,
-          "{}: quantize has the unknown value {}", call, static_cast<int>(options.quantize));
+          "SHOAL-N584: {}: quantize has the unknown value {}", call,
+          static_cast<int>(options.quantize));
   require(options.quantize == Quantize::none || group.shape.hidden % 16 == 0,
-          Code::invalid_argument, "{}: hidden is {}; float8 rows must be a multiple of 16 bytes",
-          call, group.shape.hidden);
+          Code::invalid_argument,
+          "SHOAL-N580: {}: hidden is {}; float8 rows must be a multiple of 16 bytes", call,
+          group.shape.hidden);
   if (options.expert_counts.defined())
     check_tensor(group, call, "expert_counts", options.expert_counts, {group.shape.local_experts},
                  {DataType::int32});
@@ -271,35 +284,40 @@ void check_low_latency_combine(const GroupState& group, const TensorView& y,
   check_low_latency_mode(group, call);
   check_launch(group, call, options.launch);
   require(handle != nullptr && handle->group.lock().get() == &group, Code::invalid_argument,
-          "{}: the handle is not of a low_latency_dispatch of this group that has been received",
+          "SHOAL-N585: {}: the handle is not of a low_latency_dispatch of this group that has been "
+          "received",
           call);
   const auto& shape = group.shape;
   const std::int64_t tokens = handle->routing->tokens;
   check_tensor(group, call, "weights", weights, {tokens, shape.top_k}, {DataType::float32});
   require(
       topk_idx.rank == 2 && topk_idx.shape[0] == tokens && topk_idx.shape[1] == shape.top_k,
-      Code::invalid_argument, "{}: topk_idx is {}; the dispatch had [{}, {}]", call,
+      Code::invalid_argument, "SHOAL-N586: {}: topk_idx is {}; the dispatch had [{}, {}]", call,
       [&] { return topk_idx.describe(); }, tokens, shape.top_k);
   check_topk(topk_idx, shape, group.device, shape.low_latency_max_tokens, call);
   if (group.device.kind == DeviceKind::host) {
     const Tensor given = checked_topk(topk_idx, shape, shape.low_latency_max_tokens, call);
     require(given.bytes() == 0 ||
                 std::memcmp(given.data, handle->routing->topk_idx.data, given.bytes()) == 0,
-            Code::invalid_argument, "{}: topk_idx differs from that of the dispatch", call);
+            Code::invalid_argument, "SHOAL-N586: {}: topk_idx differs from that of the dispatch",
+            call);
   }
   require(!(options.log_fmt && options.zero_copy), Code::invalid_argument,
-          "{}: log_fmt encodes y on its way and zero_copy does not move it; choose one", call);
+          "SHOAL-N582: {}: log_fmt encodes y on its way and zero_copy does not move it; choose one",
+          call);
   require(options.reduction <= Reduction::exact, Code::invalid_argument,
-          "{}: reduction has the unknown value {}", call, static_cast<int>(options.reduction));
+          "SHOAL-N584: {}: reduction has the unknown value {}", call,
+          static_cast<int>(options.reduction));
   const std::int64_t rows = shape.low_latency_rows();
   if (options.zero_copy) {
     const TensorView buffer = group.combine_buffer;
-    require(y.data == buffer.data && y.dtype == DataType::bfloat16 && y.device == group.device &&
-                has_shape(y, {shape.local_experts, rows, shape.hidden}) &&
-                y.strides == buffer.strides,
-            Code::invalid_argument,
-            "{}: with zero_copy y must be the view that next_combine_buffer returned for this call",
-            call);
+    require(
+        y.data == buffer.data && y.dtype == DataType::bfloat16 && y.device == group.device &&
+            has_shape(y, {shape.local_experts, rows, shape.hidden}) && y.strides == buffer.strides,
+        Code::invalid_argument,
+        "SHOAL-N587: {}: with zero_copy y must be the view that next_combine_buffer returned for "
+        "this call",
+        call);
   } else {
     check_tensor(group, call, "y", y, {shape.local_experts, rows, shape.hidden},
                  {DataType::bfloat16});
@@ -313,14 +331,14 @@ void check_low_latency_combine(const GroupState& group, const TensorView& y,
 }
 
 void fail_no_room(const GroupState& group, Pe pe, std::int64_t rows) {
-  fail(
-      Code::exhausted,
-      "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by results "
-      "that are still held{}. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
-      pe, rows, group.plan.arena_bytes,
-      group.arena.keeps() ? ", or by the results of dispatches in CUDA graphs that still exist"
-                          : "",
-      group.shape.live_results);
+  fail(Code::exhausted,
+       "SHOAL-N567: dispatch: PE {} has no room for another result (up to {} rows): its receive "
+       "area of {} bytes is taken by results that are still held{}. Release them, or raise "
+       "GroupOptions.live_results (now {}) or max_tokens",
+       pe, rows, group.plan.arena_bytes,
+       group.arena.keeps() ? ", or by the results of dispatches in CUDA graphs that still exist"
+                           : "",
+       group.shape.live_results);
 }
 
 }  // namespace shoal::ep::detail

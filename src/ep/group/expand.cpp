@@ -22,8 +22,9 @@ void check_rows_of(const GroupState& group, const char* name, const TensorView& 
 
 void check_scales(const GroupState& group, const ExpandOptions& options) {
   const TensorView &from = options.scales, &to = options.out_scales;
-  require(from.defined() == to.defined(), Code::invalid_argument,
-          "expand: ExpandOptions.scales and out_scales are given together or not at all");
+  require(
+      from.defined() == to.defined(), Code::invalid_argument,
+      "SHOAL-N582: expand: ExpandOptions.scales and out_scales are given together or not at all");
   if (!from.defined()) return;
   check_device(group.device, kCall, "ExpandOptions.scales", from);
   check_device(group.device, kCall, "ExpandOptions.out_scales", to);
@@ -33,8 +34,8 @@ void check_scales(const GroupState& group, const ExpandOptions& options) {
                     (from.shape[1] <= 1 || from.strides[1] == 1);
   require(
       fits, Code::invalid_argument,
-      "expand: ExpandOptions.scales are {}, out_scales {}; allowed: elements of four bytes, one "
-      "dtype, [{}, m] with contiguous rows and [{}, m]",
+      "SHOAL-N570: expand: ExpandOptions.scales are {}, out_scales {}; allowed: elements of four "
+      "bytes, one dtype, [{}, m] with contiguous rows and [{}, m]",
       [&] { return from.describe(); }, [&] { return to.describe(); }, options.x.shape[0],
       options.out.shape[0]);
 }
@@ -45,10 +46,11 @@ void check_numbers(const ExpandOptions& options, std::int64_t slots) {
   const std::int64_t copies = options.out.shape[0], top_k = options.topk_rows.shape[1];
   for (std::int64_t i = 0; i < slots; ++i) {
     const std::int32_t copy = options.topk_rows.as<std::int32_t>()[i];
-    require(copy >= -1 && copy < copies, Code::invalid_argument,
-            "expand: ExpandOptions.topk_rows[{}, {}] is {}; allowed with numbered: -1 to {}, the "
-            "rows of out",
-            i / top_k, i % top_k, copy, copies - 1);
+    require(
+        copy >= -1 && copy < copies, Code::invalid_argument,
+        "SHOAL-N544: expand: ExpandOptions.topk_rows[{}, {}] is {}; allowed with numbered: -1 to "
+        "{}, the rows of out",
+        i / top_k, i % top_k, copy, copies - 1);
   }
 }
 
@@ -59,13 +61,13 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
   const TensorView &x = options.x, &out = options.out;
   require(
       x.rank == 2 && out.rank == 2, Code::invalid_argument,
-      "expand: ExpandOptions.x is {}, out {}; both must have two dimensions",
+      "SHOAL-N570: expand: ExpandOptions.x is {}, out {}; both must have two dimensions",
       [&] { return x.describe(); }, [&] { return out.describe(); });
   check_rows_of(group, "ExpandOptions.x", x, x.shape[0], x.shape[1], x.dtype);
   check_rows_of(group, "ExpandOptions.out", out, out.shape[0], x.shape[1], x.dtype);
   const std::size_t row_bytes = static_cast<std::size_t>(x.shape[1]) * size_of(x.dtype);
   require(row_bytes % kUnit == 0 && row_bytes > 0, Code::invalid_argument,
-          "expand: rows of {} bytes; allowed: multiples of {}", row_bytes, kUnit);
+          "SHOAL-N580: expand: rows of {} bytes; allowed: multiples of {}", row_bytes, kUnit);
   const std::int64_t rows = x.shape[0], copies = out.shape[0], top_k = shape.top_k;
   check_tensor(group, kCall, "ExpandOptions.topk_idx", options.topk_idx, {rows, top_k},
                {DataType::int64});
@@ -81,8 +83,9 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
   if (options.block_ends.defined())
     check_tensor(group, kCall, "ExpandOptions.block_ends", options.block_ends,
                  {shape.local_experts}, {DataType::int32});
-  require(options.weights.defined() == options.out_weights.defined(), Code::invalid_argument,
-          "expand: ExpandOptions.weights and out_weights are given together or not at all");
+  require(
+      options.weights.defined() == options.out_weights.defined(), Code::invalid_argument,
+      "SHOAL-N582: expand: ExpandOptions.weights and out_weights are given together or not at all");
   if (options.weights.defined()) {
     check_tensor(group, kCall, "ExpandOptions.weights", options.weights, {rows, top_k},
                  {DataType::float32});

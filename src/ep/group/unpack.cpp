@@ -15,15 +15,16 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const Dispatched
   const auto add = [&](const char* name, const Tensor& from, const TensorView& array) {
     if (!array.defined()) return;
     require(from.defined(), Code::invalid_argument,
-            "unpack: UnpackOptions.{} is given, and the dispatch has no such result", name);
+            "SHOAL-N590: unpack: UnpackOptions.{} is given, and the dispatch has no such result",
+            name);
     require(
         array.rank == from.rank && array.dtype == from.dtype &&
             std::equal(array.shape.begin(), array.shape.begin() + array.rank, from.shape.begin()),
-        Code::invalid_argument, "unpack: UnpackOptions.{} is {}; it must be {}", name,
+        Code::invalid_argument, "SHOAL-N570: unpack: UnpackOptions.{} is {}; it must be {}", name,
         [&] { return array.describe(); }, [&] { return from.describe(); });
     check_device(group.device, kCall, name, array);
     require(array.size() == 0 || array.data != nullptr, Code::invalid_argument,
-            "unpack: UnpackOptions.{} has no data", name);
+            "SHOAL-N572: unpack: UnpackOptions.{} has no data", name);
     if (array.size() > 0) copies.push_back({from, array});
   };
   add("scales", received.scales, to.scales);
@@ -33,13 +34,16 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const Dispatched
   add("expert_counts", received.expert_counts, to.expert_counts);
   add("expert_ends", received.expert_ends, to.expert_ends);
   add("source_ends", received.source_ends, to.source_ends);
-  require(!to.clear_unused || (received.x.defined() && !received.expert_first_row.defined()),
-          Code::invalid_argument,
-          "unpack: UnpackOptions.clear_unused is set; the dispatch has no rank-major rows");
-  require(!to.clear_unused || received.x.shape[0] == received.handle.result_rows(),
-          Code::invalid_argument,
-          "unpack: UnpackOptions.clear_unused is set and x has {} rows; the dispatch had {}",
-          received.x.shape[0], received.handle.result_rows());
+  require(
+      !to.clear_unused || (received.x.defined() && !received.expert_first_row.defined()),
+      Code::invalid_argument,
+      "SHOAL-N582: unpack: UnpackOptions.clear_unused is set; the dispatch has no rank-major rows");
+  require(
+      !to.clear_unused || received.x.shape[0] == received.handle.result_rows(),
+      Code::invalid_argument,
+      "SHOAL-N583: unpack: UnpackOptions.clear_unused is set and x has {} rows; the dispatch had "
+      "{}",
+      received.x.shape[0], received.handle.result_rows());
   return copies;
 }
 

@@ -43,8 +43,9 @@ void WorkQueue::finish(std::chrono::milliseconds limit) {
 void WorkQueue::await(const Future& after) const {
   constexpr std::chrono::milliseconds kLook = std::chrono::milliseconds(10);  // at await_until_
   while (after.wait_for(kLook) == std::future_status::timeout)
-    require(Clock::now().time_since_epoch().count() < await_until_, Code::closed,
-            "the world was closed before the operation that this one waits for had ended");
+    require(
+        Clock::now().time_since_epoch().count() < await_until_, Code::closed,
+        "SHOAL-N591: the world was closed before the operation that this one waits for had ended");
   after.get();
 }
 

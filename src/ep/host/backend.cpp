@@ -214,10 +214,11 @@ std::shared_ptr<PendingCombineState> LowLatency::combine(
   pending->handle = handle;
   pending->options = options;
   pending->weights.assign(weights.as<float>(), weights.as<float>() + weights.size());
-  require(!handle->has_weights || pending->weights.empty() ||
-              std::memcmp(pending->weights.data(), handle->weights.data(), weights.bytes()) == 0,
-          Code::invalid_argument,
-          "low_latency_combine: weights differ from those that were given to the dispatch");
+  require(
+      !handle->has_weights || pending->weights.empty() ||
+          std::memcmp(pending->weights.data(), handle->weights.data(), weights.bytes()) == 0,
+      Code::invalid_argument,
+      "SHOAL-N586: low_latency_combine: weights differ from those that were given to the dispatch");
   pending->epoch =
       committed(group_, [&] { return low_latency_combine_send(group_, y, *handle, options); });
   ++group_.state.statistics.low_latency_combines;

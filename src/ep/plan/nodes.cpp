@@ -29,7 +29,8 @@ Nodes make_nodes(std::span<const std::int32_t> domain_of, std::span<const Pe> pe
   for (const auto& ranks_here : on_node) {
     require(
         ranks_here.size() == on_node.front().size(), Code::unsupported,
-        "an ep::Group needs equally many ranks on every node: {} share memory with PE {}, {} with PE {}",
+        "SHOAL-N600: an ep::Group needs equally many ranks on every node: {} share memory with PE "
+        "{}, {} with PE {}",
         on_node.front().size(), pes[on_node.front().front()], ranks_here.size(),
         pes[ranks_here.front()]);
     nodes.ranks_by_node.insert(nodes.ranks_by_node.end(), ranks_here.begin(), ranks_here.end());

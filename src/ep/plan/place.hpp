@@ -33,9 +33,11 @@ constexpr const char* name_of(BackendKind kind) {
 /// Error{invalid_argument} when another backend made the state.
 template <typename T, typename Base>
 const T& of_backend(const Base& state, const char* call) {
-  require(state.backend == T::kBackend, Code::invalid_argument,
-          "{}: the argument was made by a group of the {} backend; this group uses the {} backend",
-          call, name_of(state.backend), name_of(T::kBackend));
+  require(
+      state.backend == T::kBackend, Code::invalid_argument,
+      "SHOAL-N574: {}: the argument was made by a group of the {} backend; this group uses the {} "
+      "backend",
+      call, name_of(state.backend), name_of(T::kBackend));
   return static_cast<const T&>(state);
 }
 template <typename T, typename Base>
@@ -53,7 +55,7 @@ inline void check_device(const Device& home, const char* call, const char* name,
     };
   };
   require(tensor.device == home, Code::invalid_argument,
-          "{}: {} is {}; the memory of this group is {} (SHOAL_HEAP)", call, name,
+          "SHOAL-N601: {}: {} is {}; the memory of this group is {} (SHOAL_HEAP)", call, name,
           where(tensor.device), where(home));
 }
 

@@ -10,11 +10,12 @@
 namespace shoal::ep {
 
 bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
-  require(state != nullptr && token >= 0 && token < state->tokens && rank >= 0 &&
-              rank < state->shape.ranks,
-          Code::invalid_argument,
-          "is_token_in_rank(token {}, rank {}); this routing has {} tokens and {} ranks", token,
-          rank, state ? state->tokens : 0, state ? state->shape.ranks : 0);
+  require(
+      state != nullptr && token >= 0 && token < state->tokens && rank >= 0 &&
+          rank < state->shape.ranks,
+      Code::invalid_argument,
+      "SHOAL-N602: is_token_in_rank(token {}, rank {}); this routing has {} tokens and {} ranks",
+      token, rank, state ? state->tokens : 0, state ? state->shape.ranks : 0);
   if (state->read_experts != nullptr) {
     std::int64_t experts[kMaxTopK];
     state->read_experts(*state, token, experts);
@@ -47,15 +48,15 @@ void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& de
       topk_idx.rank == 2 && topk_idx.shape[1] == shape.top_k && topk_idx.contiguous() &&
           (topk_idx.dtype == DataType::int64 || topk_idx.dtype == DataType::int32),
       Code::invalid_argument,
-      "{}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}]", call,
+      "SHOAL-N570: {}: topk_idx is {}; it must be contiguous int64 or int32 [tokens, {}]", call,
       [&] { return topk_idx.describe(); }, shape.top_k);
   check_device(device, call, "topk_idx", topk_idx);
   const std::int64_t tokens = topk_idx.shape[0];
   require(tokens <= max_tokens, Code::invalid_argument,
-          "{}: {} tokens; this group was made for at most {} per rank and operation", call, tokens,
-          max_tokens);
+          "SHOAL-N575: {}: {} tokens; this group was made for at most {} per rank and operation",
+          call, tokens, max_tokens);
   require(tokens == 0 || topk_idx.data != nullptr, Code::invalid_argument,
-          "{}: topk_idx has no data", call);
+          "SHOAL-N572: {}: topk_idx has no data", call);
 }
 
 Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens,
@@ -72,11 +73,12 @@ Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t
                                       ? topk_idx.as<std::int64_t>()[i]
                                       : topk_idx.as<std::int32_t>()[i];
       require(expert >= -1 && expert < shape.experts, Code::invalid_argument,
-              "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none", call, t, k, expert,
-              shape.experts - 1);
-      require(expert < 0 || std::find(row, row + k, expert) == row + k, Code::invalid_argument,
-              "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row", call,
-              t, expert);
+              "SHOAL-N543: {}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none", call, t,
+              k, expert, shape.experts - 1);
+      require(
+          expert < 0 || std::find(row, row + k, expert) == row + k, Code::invalid_argument,
+          "SHOAL-N545: {}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",
+          call, t, expert);
       row[k] = expert;
     }
   }

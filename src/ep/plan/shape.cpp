@@ -12,7 +12,7 @@ namespace {
 
 void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
   require(value >= low && value <= high, Code::invalid_argument,
-          "ep::GroupOptions.{} is {}; allowed: {} to {}", name, value, low, high);
+          "SHOAL-N605: ep::GroupOptions.{} is {}; allowed: {} to {}", name, value, low, high);
 }
 
 }  // namespace
@@ -20,10 +20,9 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes) {
   require_range("max_tokens", options.max_tokens, 0, kMaxTokens);
   require_range("low_latency_max_tokens", options.low_latency_max_tokens, 0, kMaxTokens);
-  require(
-      options.max_tokens > 0 || options.low_latency_max_tokens > 0, Code::invalid_argument,
-      "ep::GroupOptions has neither max_tokens (normal mode) nor low_latency_max_tokens; at least one must be "
-      "positive");
+  require(options.max_tokens > 0 || options.low_latency_max_tokens > 0, Code::invalid_argument,
+          "SHOAL-N606: ep::GroupOptions has neither max_tokens (normal mode) nor "
+          "low_latency_max_tokens; at least one must be positive");
   require_range("hidden", options.hidden, 1, kMaxHidden);
   require_range("top_k", options.top_k, 1, kMaxTopK);
   require_range("experts", options.experts, 1, kMaxExperts);
@@ -36,28 +35,33 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   require_range("chunks_in_flight", options.chunks_in_flight, 0, kMaxChunks);
   require_range("timeout", options.timeout.count(), 0, 24LL * 3600 * 1000);
   require(options.experts % ranks == 0, Code::invalid_argument,
-          "ep::GroupOptions.experts is {}; it must be divisible by the {} ranks of the group",
+          "SHOAL-N607: ep::GroupOptions.experts is {}; it must be divisible by the {} ranks of the "
+          "group",
           options.experts, ranks);
-  require(options.dtype == DataType::bfloat16 || options.dtype == DataType::float16 ||
-              options.dtype == DataType::float32 || options.dtype == DataType::float8_e4m3,
-          Code::invalid_argument,
-          "ep::GroupOptions.dtype is {}; allowed: bfloat16, float16, float32, float8_e4m3",
-          name_of(options.dtype));
+  require(
+      options.dtype == DataType::bfloat16 || options.dtype == DataType::float16 ||
+          options.dtype == DataType::float32 || options.dtype == DataType::float8_e4m3,
+      Code::invalid_argument,
+      "SHOAL-N605: ep::GroupOptions.dtype is {}; allowed: bfloat16, float16, float32, float8_e4m3",
+      name_of(options.dtype));
   const std::size_t element = size_of(options.dtype);
-  require(options.hidden * element % 16 == 0, Code::invalid_argument,
-          "a row of hidden = {} channels of {} has {} bytes; it must be a multiple of 16 bytes",
-          options.hidden, name_of(options.dtype), options.hidden * element);
+  require(
+      options.hidden * element % 16 == 0, Code::invalid_argument,
+      "SHOAL-N580: a row of hidden = {} channels of {} has {} bytes; it must be a multiple of 16 "
+      "bytes",
+      options.hidden, name_of(options.dtype), options.hidden * element);
   require(
       options.low_latency_max_tokens == 0 || options.hidden % 8 == 0, Code::invalid_argument,
-      "ep::GroupOptions.hidden is {}; low-latency mode moves bfloat16 rows, which must be a multiple of 16 bytes "
-      "(8 channels)",
+      "SHOAL-N580: ep::GroupOptions.hidden is {}; low-latency mode moves bfloat16 rows, which must "
+      "be a multiple of 16 bytes (8 channels)",
       options.hidden);
 
   constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
   require(
       options.max_tokens * ranks <= kMaxRows && options.low_latency_max_tokens * ranks <= kMaxRows,
       Code::invalid_argument,
-      "ep::GroupOptions: {} ranks times {} tokens; at most {} rows can be received by one rank",
+      "SHOAL-N608: ep::GroupOptions: {} ranks times {} tokens; at most {} rows can be received by "
+      "one rank",
       ranks, std::max(options.max_tokens, options.low_latency_max_tokens), kMaxRows);
 
   Shape shape;

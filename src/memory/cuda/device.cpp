@@ -29,14 +29,15 @@ class CudaDevice final : public Device {
   void activate() const override {
     CUcontext current = nullptr;
     if (driver_.get_current(&current) == CUDA_SUCCESS && current == context) return;
-    check(driver_, driver_.set_current(context),
-          [&] { return fmt::format("cannot make the context of GPU {} current", device); });
+    check(driver_, driver_.set_current(context), [&] {
+      return fmt::format("SHOAL-N700: cannot make the context of GPU {} current", device);
+    });
   }
   using Device::synchronize;
   void synchronize(CUstream on, const char* what) const override;
   void zero(void* target, std::size_t bytes) const override {
     check(driver_, driver_.set_bytes(address(target), 0, bytes, stream),
-          fmt::format("cannot set {} bytes of GPU {} to zero", bytes, device));
+          fmt::format("SHOAL-N700: cannot set {} bytes of GPU {} to zero", bytes, device));
   }
   const DeviceDescription& description() const noexcept override { return description_; }
   NicAccess nic_access() const override;
@@ -55,20 +56,24 @@ class CudaDevice final : public Device {
 CudaDevice::CudaDevice(const DeviceRequest& request)
     : driver_(driver()), timeout_(request.timeout) {
   int count = 0;
-  check(driver_, driver_.device_count(&count), "cannot count the GPUs");
+  check(driver_, driver_.device_count(&count), "SHOAL-N700: cannot count the GPUs");
   require(
       count > 0, Code::unsupported,
-      "SHOAL_HEAP is cuda, but the CUDA driver reports no GPU (CUDA_VISIBLE_DEVICES may hide it); "
-      "allowed: host");
-  require(request.ordinal < count, Code::invalid_argument,
-          "SHOAL_DEVICE is {}; allowed: -1 to {}, where -1 distributes the PEs over the GPUs",
-          request.ordinal, count - 1);
+      "SHOAL-N702: SHOAL_HEAP is cuda, but the CUDA driver reports no GPU (CUDA_VISIBLE_DEVICES "
+      "may hide it); allowed: host");
+  require(
+      request.ordinal < count, Code::invalid_argument,
+      "SHOAL-N703: SHOAL_DEVICE is {}; allowed: -1 to {}, where -1 distributes the PEs over the "
+      "GPUs",
+      request.ordinal, count - 1);
   device = static_cast<int>(request.ordinal >= 0 ? request.ordinal : request.index % count);
   check(driver_, driver_.device_get(&handle_, device),
-        fmt::format("cannot get the handle of GPU {}", device));
+        fmt::format("SHOAL-N700: cannot get the handle of GPU {}", device));
   require(
       attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) != 0, Code::unsupported,
-      "SHOAL_HEAP is cuda, but GPU {} does not support unified addressing; allowed: host", device);
+      "SHOAL-N704: SHOAL_HEAP is cuda, but GPU {} does not support unified addressing; allowed: "
+      "host",
+      device);
   multiprocessors = attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   compute_capability =
       10 * attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
@@ -89,7 +94,7 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
   description_.ordinal = device;
   CUuuid uuid{};
   check(driver_, driver_.device_uuid(&uuid, handle_),
-        fmt::format("cannot read the UUID of GPU {}", device));
+        fmt::format("SHOAL-N700: cannot read the UUID of GPU {}", device));
   static_assert(sizeof uuid.bytes == 16);
   std::memcpy(description_.uuid.data(), uuid.bytes, sizeof uuid.bytes);
   granularity = Segment::kAlignment;
@@ -101,7 +106,7 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
     const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_NONE);
     check(driver_,
           driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-          fmt::format("cannot read the mapping granularity of GPU {}", device));
+          fmt::format("SHOAL-N700: cannot read the mapping granularity of GPU {}", device));
     description_.has_fabric =
         request.probe_fabric &&
         attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0 &&
@@ -150,10 +155,11 @@ void CudaDevice::synchronize(CUstream on, const char* what) const {
       check(driver_, result, fmt::format("{} failed on GPU {}", what, device));
     if (polls < 1000) continue;
     if (polls % 16 == 0) throw_if_interrupted(what);
-    require(std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
-            "{} timed out after {} ms: GPU {} has not completed it, other work may occupy the GPU; "
-            "Setting: SHOAL_TIMEOUT_MS.",
-            what, timeout_.count(), device);
+    require(
+        std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
+        "SHOAL-N705: {} timed out after {} ms: GPU {} has not completed it, other work may occupy "
+        "the GPU; Setting: SHOAL_TIMEOUT_MS.",
+        what, timeout_.count(), device);
     backoff();
   }
 }

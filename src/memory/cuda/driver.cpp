@@ -67,7 +67,8 @@ const Driver* find_driver(std::string* why) {
 const Driver& driver() {
   std::string why;
   const Driver* const found = find_driver(&why);
-  require(found != nullptr, Code::unsupported, "SHOAL_HEAP is cuda, but {}; allowed: host", why);
+  require(found != nullptr, Code::unsupported,
+          "SHOAL-N706: SHOAL_HEAP is cuda, but {}; allowed: host", why);
   return *found;
 }
 

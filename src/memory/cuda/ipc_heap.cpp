@@ -50,8 +50,8 @@ std::vector<std::byte> IpcHeap::add(std::size_t) {
   device_->activate();
   check(driver_, driver_.mem_alloc(&allocation_, size_ + Segment::kAlignment),
         fmt::format(
-            "cannot allocate {} bytes on GPU {} for the symmetric heap of PE {}, which CUDA IPC "
-            "needs as a whole",
+            "SHOAL-N710: cannot allocate {} bytes on GPU {} for the symmetric heap of PE {}, which "
+            "CUDA IPC needs as a whole",
             size_ + Segment::kAlignment, device_->device, context_.my_pe),
         "SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE");
   IpcAddition addition;
@@ -63,7 +63,7 @@ std::vector<std::byte> IpcHeap::add(std::size_t) {
     const CUresult result = driver_.ipc_get(&addition.handle, allocation_);
     if (result != CUDA_SUCCESS) roll_back();
     check(driver_, result,
-          fmt::format("cannot export the heap on GPU {} by CUDA IPC", device_->device),
+          fmt::format("SHOAL-N712: cannot export the heap on GPU {} by CUDA IPC", device_->device),
           "SHOAL_CUDA_HANDLE");
   }
   return to_blob(addition);

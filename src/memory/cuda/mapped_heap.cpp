@@ -80,8 +80,8 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
   CUmemGenericAllocationHandle memory{};
   check(driver_, driver_.mem_create(&memory, addition.bytes, &properties, 0),
         fmt::format(
-            "cannot allocate {} more bytes on GPU {} for the symmetric heap of PE {}, which has {} "
-            "of at most {} bytes",
+            "SHOAL-N710: cannot allocate {} more bytes on GPU {} for the symmetric heap of PE {}, "
+            "which has {} of at most {} bytes",
             addition.bytes, device_->device, context_.my_pe, mapped_, size_),
         "SHOAL_SYMMETRIC_SIZE");
   try {
@@ -94,7 +94,7 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
   pending_ = bytes;
   try {
     check(driver_, window_->grant(context_.my_pe, addition.offset, device_->device),
-          fmt::format("cannot grant GPU {} access to {} bytes of its symmetric heap",
+          fmt::format("SHOAL-N713: cannot grant GPU {} access to {} bytes of its symmetric heap",
                       device_->device, addition.bytes),
           "SHOAL_SYMMETRIC_SIZE");
   } catch (...) {
@@ -106,8 +106,8 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
 
 void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition) {
   const auto what = [&] {
-    return fmt::format("cannot export {} bytes of GPU {} as a handle of kind {}", addition.bytes,
-                       device_->device, name_of(context_.handle));
+    return fmt::format("SHOAL-N712: cannot export {} bytes of GPU {} as a handle of kind {}",
+                       addition.bytes, device_->device, name_of(context_.handle));
   };
   if (context_.handle == HandleKind::fabric) {
     check(driver_, driver_.mem_export(&addition.fabric, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0),
@@ -120,7 +120,7 @@ void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, MappedAdditi
   exported_ = FileDescriptor(fd);
   const std::string& name = socket_->name();
   require(name.size() <= sizeof addition.socket_name, Code::system,
-          "the kernel chose a socket name of {} bytes; allowed: up to {}", name.size(),
+          "SHOAL-N714: the kernel chose a socket name of {} bytes; allowed: up to {}", name.size(),
           sizeof addition.socket_name);
   addition.socket_name_length = name.size();
   std::memcpy(addition.socket_name, name.data(), name.size());
@@ -134,8 +134,9 @@ void MappedHeap::connect(std::span<const std::vector<std::byte>> blobs,
     require(
         additions[pe].offset == additions[me].offset && additions[pe].bytes == additions[me].bytes,
         Code::mismatch,
-        "PE {} adds {} bytes at heap offset {}, PE {} adds {} bytes at heap offset {}", pe,
-        additions[pe].bytes, additions[pe].offset, me, additions[me].bytes, additions[me].offset);
+        "SHOAL-N715: PE {} adds {} bytes at heap offset {}, PE {} adds {} bytes at heap offset {}",
+        pe, additions[pe].bytes, additions[pe].offset, me, additions[me].bytes,
+        additions[me].offset);
   if (socket_) import_fds(additions, exchange);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const auto pe = static_cast<Pe>(i);
@@ -194,8 +195,9 @@ void MappedHeap::reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>&
 
 void MappedHeap::fail_reach(Pe pe, const std::string& reason) {
   // At the start an unreachable pair is reported. A heap that was reachable must stay reachable.
-  require(!started_, Code::system, "the symmetric heap cannot grow to {} bytes: PE {}: {}",
-          pending_, pe, reason);
+  require(!started_, Code::system,
+          "SHOAL-N711: the symmetric heap cannot grow to {} bytes: PE {}: {}", pending_, pe,
+          reason);
   peers_[static_cast<std::size_t>(pe)].obstacle = reason;
 }
 

@@ -17,7 +17,8 @@ std::string handle_obstacle(const DeviceHeapContext& context, std::size_t pe) {
   if (context.handle == HandleKind::fabric) return "";
   if (context.host_of[pe] != context.host_of[me])
     return fmt::format(
-        "on another host, which handles of kind {} do not reach; Setting: SHOAL_CUDA_HANDLE",
+        "SHOAL-N716: on another host, which handles of kind {} do not reach; Setting: "
+        "SHOAL_CUDA_HANDLE",
         name_of(context.handle));
   if (context.handle == HandleKind::fd &&
       context.devices[pe].network_namespace != context.devices[me].network_namespace)
@@ -83,7 +84,7 @@ std::string enable_peer_access(const Driver& driver, const Device& device, int o
   if (other == device.device) return "";
   CUdevice there{};
   check(driver, driver.device_get(&there, other),
-        fmt::format("cannot get the handle of GPU {}", other));
+        fmt::format("SHOAL-N700: cannot get the handle of GPU {}", other));
   device.activate();
   const CUresult result = driver.enable_peer_access(primary_context(driver, there), 0);
   if (result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return "";
@@ -98,7 +99,7 @@ CUcontext primary_context(const Driver& driver, CUdevice device) {
   CUcontext& context = contexts[{&driver, device}];
   if (context == nullptr)
     check(driver, driver.retain_context(&context, device),
-          fmt::format("cannot create the primary context of GPU {}", device));
+          fmt::format("SHOAL-N700: cannot create the primary context of GPU {}", device));
   return context;
 }
 

@@ -72,7 +72,8 @@ class PeerHeap : public DeviceHeap {
     for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
       require(
           blobs[pe].size() == sizeof(Addition), Code::mismatch,
-          "PE {} describes its GPU memory in {} bytes, expected {}: the versions of Shoal differ",
+          "SHOAL-N717: PE {} describes its GPU memory in {} bytes, expected {}: the versions of "
+          "Shoal differ",
           pe, blobs[pe].size(), sizeof(Addition));
       std::memcpy(&additions[pe], blobs[pe].data(), sizeof(Addition));
     }

@@ -19,7 +19,8 @@ class PinnedHeap final : public WholeHeap {
       // Atomics of two GPUs may not be atomic towards each other in memory of the host.
       if (!peers_[pe].same_process || context_.devices[pe].uuid != mine.uuid)
         peers_[pe].obstacle =
-            "in another process or on another GPU, which SHOAL_CUDA_HANDLE=pinned does not reach";
+            "SHOAL-N718: in another process or on another GPU, which SHOAL_CUDA_HANDLE=pinned does "
+            "not reach";
     }
   }
   ~PinnedHeap() override {
@@ -36,8 +37,9 @@ class PinnedHeap final : public WholeHeap {
     check(driver_,
           driver_.host_alloc(&allocation_, size_ + Segment::kAlignment,
                              CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-          fmt::format("cannot pin {} bytes of host memory for the symmetric heap of PE {}",
-                      size_ + Segment::kAlignment, context_.my_pe),
+          fmt::format(
+              "SHOAL-N719: cannot pin {} bytes of host memory for the symmetric heap of PE {}",
+              size_ + Segment::kAlignment, context_.my_pe),
           "SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE");
     const auto start = align_up(reinterpret_cast<std::uintptr_t>(allocation_), Segment::kAlignment);
     return to_blob(start);

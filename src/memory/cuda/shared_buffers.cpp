@@ -86,15 +86,15 @@ BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) co
   device_->activate();
   BufferRange range;
   require(on_gpu(driver_, pointer), Code::invalid_argument,
-          "{} is not GPU memory; allowed: memory of GPU {}", pointer, device_->device);
+          "SHOAL-N722: {} is not GPU memory; allowed: memory of GPU {}", pointer, device_->device);
   const CUdeviceptr end = address(pointer) + bytes;
   for (CUdeviceptr next = address(pointer); next < end;) {
     CUdeviceptr base{};
     std::size_t size = 0;
     const CUresult result = piece_at(next, base, size);
     require(result == CUDA_SUCCESS && size != 0 && base + size > next, Code::invalid_argument,
-            "[{}, {}) is not entirely GPU memory: no allocation contains {} ({})", pointer,
-            reinterpret_cast<const void*>(end), reinterpret_cast<const void*>(next),
+            "SHOAL-N722: [{}, {}) is not entirely GPU memory: no allocation contains {} ({})",
+            pointer, reinterpret_cast<const void*>(end), reinterpret_cast<const void*>(next),
             describe(driver_, result));
     range.pieces.push_back({reinterpret_cast<std::byte*>(base), size});
     next = base + size;
@@ -118,11 +118,10 @@ ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::siz
   if (driver_.mem_retain(&memory, piece.base) != CUDA_SUCCESS) {
     CUipcMemHandle handle{};
     const CUresult result = driver_.ipc_get(&handle, address(piece.base));
-    require(
-        result == CUDA_SUCCESS && range.pieces.size() == 1, Code::unsupported,
-        "cannot export {} bytes at {} to other processes: {}; allowed: memory of cudaMalloc, or "
-        "mapped memory created with an exportable handle type",
-        piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
+    require(result == CUDA_SUCCESS && range.pieces.size() == 1, Code::unsupported,
+            "SHOAL-N723: cannot export {} bytes at {} to other processes: {}; allowed: memory of "
+            "cudaMalloc, or mapped memory created with an exportable handle type",
+            piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
     static_assert(sizeof handle == sizeof exported.handle);
     std::memcpy(exported.handle.data(), &handle, sizeof handle);
     exported.kind = PieceKind::ipc;
@@ -150,8 +149,8 @@ ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::siz
   }
   driver_.mem_release(memory);
   require(exported.kind != PieceKind::none, Code::unsupported,
-          "cannot export {} bytes at {} to other processes: the allocator created them without an "
-          "exportable handle type ({})",
+          "SHOAL-N723: cannot export {} bytes at {} to other processes: the allocator created them "
+          "without an exportable handle type ({})",
           piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
   return exported;
 }
@@ -166,7 +165,8 @@ void CudaSharedBuffers::grant(const void* base, std::size_t bytes, Pe pe) const 
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   check(driver_, driver_.mem_set_access(address(base), bytes, &access, 1), [&] {
-    return fmt::format("cannot grant GPU {} access to the buffer of PE {}", device_->device, pe);
+    return fmt::format("SHOAL-N724: cannot grant GPU {} access to the buffer of PE {}",
+                       device_->device, pe);
   });
 }
 
@@ -178,7 +178,7 @@ void CudaSharedBuffers::import_piece(Pe pe, std::uint64_t id, const ExportedPiec
   CUipcMemHandle handle{};
   std::memcpy(&handle, piece.handle.data(), sizeof handle);
   check(driver_, driver_.ipc_open(&range.opened, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-        fmt::format("cannot open the buffer of PE {} by CUDA IPC", pe));
+        fmt::format("SHOAL-N724: cannot open the buffer of PE {} by CUDA IPC", pe));
   range.base = reinterpret_cast<std::byte*>(range.opened);
 }
 
@@ -186,15 +186,16 @@ void CudaSharedBuffers::map_piece(Mapped& range, Pe pe, const ExportedPiece& pie
                                   const FileDescriptor& fd) {
   if (range.base == nullptr) {
     CUdeviceptr base{};
-    check(driver_, driver_.address_reserve(&base, piece.range_bytes, Segment::kAlignment, 0, 0),
-          fmt::format("cannot reserve {} bytes of GPU addresses for the buffer of PE {}",
-                      piece.range_bytes, pe));
+    check(
+        driver_, driver_.address_reserve(&base, piece.range_bytes, Segment::kAlignment, 0, 0),
+        fmt::format("SHOAL-N725: cannot reserve {} bytes of GPU addresses for the buffer of PE {}",
+                    piece.range_bytes, pe));
     range.base = reinterpret_cast<std::byte*>(base);
     range.bytes = piece.range_bytes;
   }
   require(piece.bytes <= range.bytes - range.filled, Code::mismatch,
-          "PE {} passes a piece of {} bytes of a buffer of {} bytes, of which {} are mapped; "
-          "allowed: up to {}",
+          "SHOAL-N726: PE {} passes a piece of {} bytes of a buffer of {} bytes, of which {} are "
+          "mapped; allowed: up to {}",
           pe, piece.bytes, range.bytes, range.filled, range.bytes - range.filled);
   CUmemGenericAllocationHandle memory{};
   CUmemFabricHandle fabric{};
@@ -205,12 +206,12 @@ void CudaSharedBuffers::map_piece(Mapped& range, Pe pe, const ExportedPiece& pie
           ? driver_.mem_import(&memory, &fabric, CU_MEM_HANDLE_TYPE_FABRIC)
           : driver_.mem_import(&memory, reinterpret_cast<void*>(descriptor),  // NOLINT
                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  check(driver_, imported, fmt::format("cannot import the buffer of PE {}", pe));
+  check(driver_, imported, fmt::format("SHOAL-N724: cannot import the buffer of PE {}", pe));
   std::byte* const at = range.base + range.filled;
   const CUresult result = driver_.mem_map(address(at), piece.bytes, 0, memory, 0);
   driver_.mem_release(memory);
   check(driver_, result,
-        fmt::format("cannot map {} bytes of the buffer of PE {}", piece.bytes, pe));
+        fmt::format("SHOAL-N724: cannot map {} bytes of the buffer of PE {}", piece.bytes, pe));
   range.pieces.push_back({at, piece.bytes});
   range.filled += piece.bytes;
   grant(at, piece.bytes, pe);
@@ -221,7 +222,7 @@ void CudaSharedBuffers::adopt(Pe pe, std::uint64_t id, std::byte* base, std::siz
   device_->activate();
   check(driver_,
         driver_.pointer_attribute(&owner, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address(base)),
-        fmt::format("cannot determine the GPU of the buffer of PE {}", pe));
+        fmt::format("SHOAL-N724: cannot determine the GPU of the buffer of PE {}", pe));
   if (owner != device_->device) {
     CUmemGenericAllocationHandle memory{};
     if (driver_.mem_retain(&memory, base) == CUDA_SUCCESS) {
@@ -236,12 +237,12 @@ void CudaSharedBuffers::adopt(Pe pe, std::uint64_t id, std::byte* base, std::siz
           pool != nullptr;
       require(
           !pooled, Code::unsupported,
-          "the buffer of PE {} is from a stream-ordered pool, which GPU {} cannot use; allowed: "
-          "memory of cudaMalloc, or mapped memory",
+          "SHOAL-N723: the buffer of PE {} is from a stream-ordered pool, which GPU {} cannot use; "
+          "allowed: memory of cudaMalloc, or mapped memory",
           pe, device_->device);
       const std::string reason = enable_peer_access(driver_, *device_, owner);
-      require(reason.empty(), Code::unsupported, "the buffer of PE {} is out of reach: {}", pe,
-              reason);
+      require(reason.empty(), Code::unsupported,
+              "SHOAL-N727: the buffer of PE {} is out of reach: {}", pe, reason);
     }
   }
   mapped_[{pe, id}].base = base;

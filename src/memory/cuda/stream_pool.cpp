@@ -60,7 +60,7 @@ Entry* take_free(const Kind& kind) {
 /// be stuck behind that peer's kernel. The wait is short for the same reason.
 void set_up_queue(const Driver& table, CUstream stream, CUdeviceptr byte) {
   constexpr std::chrono::milliseconds kLongest{100};
-  check(table, table.set_bytes(byte, 0, 1, stream), "cannot use a new stream");
+  check(table, table.set_bytes(byte, 0, 1, stream), "SHOAL-N700: cannot use a new stream");
   const auto end = std::chrono::steady_clock::now() + kLongest;
   while (table.stream_query(stream) == CUDA_ERROR_NOT_READY &&
          std::chrono::steady_clock::now() < end)
@@ -72,11 +72,11 @@ Entry* make(const Kind& kind, int device) {
   const Driver& table = *kind.driver;
   CUdeviceptr byte = 0;
   CUstream stream = nullptr;
-  check(table, table.mem_alloc(&byte, 1), "cannot allocate a byte for a new stream");
+  check(table, table.mem_alloc(&byte, 1), "SHOAL-N700: cannot allocate a byte for a new stream");
   try {
     // Non-blocking: another PE's kernel on the null stream may wait for this stream's work.
     check(table, table.stream_create(&stream, CU_STREAM_NON_BLOCKING, kind.priority),
-          [&] { return fmt::format("cannot create a stream on GPU {}", device); });
+          [&] { return fmt::format("SHOAL-N700: cannot create a stream on GPU {}", device); });
     set_up_queue(table, stream, byte);
   } catch (...) {
     if (stream != nullptr) (void)table.stream_destroy(stream);
@@ -95,7 +95,7 @@ std::shared_ptr<CUstream_st> take_stream(const Device& device, StreamPriority pr
   device.activate();
   int least = 0, greatest = 0;
   check(table, table.priority_range(&least, &greatest),
-        "cannot read the range of stream priorities");
+        "SHOAL-N700: cannot read the range of stream priorities");
   const Kind kind{&table, device.context, priority == StreamPriority::highest ? greatest : least};
   Entry* entry = take_free(kind);
   if (entry == nullptr) entry = make(kind, device.device);

@@ -61,8 +61,8 @@ Window::Window(const Driver& driver, const Token& world, Pe n_pes, std::size_t s
       bytes_(static_cast<std::size_t>(n_pes) * stride) {
   CUdeviceptr start{};
   check(driver_, driver_.address_reserve(&start, bytes_, alignment, 0, 0),
-        fmt::format("cannot reserve {} bytes of GPU addresses for the heaps of {} PEs", bytes_,
-                    n_pes),
+        fmt::format("SHOAL-N725: cannot reserve {} bytes of GPU addresses for the heaps of {} PEs",
+                    bytes_, n_pes),
         "SHOAL_SYMMETRIC_SIZE");
   base_ = reinterpret_cast<std::byte*>(start);
 }
@@ -89,7 +89,7 @@ void Window::map(Pe pe, std::size_t offset, std::size_t bytes,
   }
   driver_.mem_release(memory);  // the mapping keeps the memory
   check(driver_, result,
-        fmt::format("cannot map {} bytes of the symmetric heap of PE {}", bytes, pe));
+        fmt::format("SHOAL-N713: cannot map {} bytes of the symmetric heap of PE {}", bytes, pe));
 }
 
 CUresult Window::grant(Pe pe, std::size_t offset, int device) {

@@ -78,7 +78,7 @@ bool try_send(int socket, int fd, const FdPeer& peer, const FdExchange& exchange
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOBUFS ||
       errno == ETOOMANYREFS || errno == ECONNREFUSED)
     return false;
-  fail_errno("cannot pass symmetric memory to PE {}", peer.pe);
+  fail_errno("SHOAL-N735: cannot pass symmetric memory to PE {}", peer.pe);
 }
 
 /// One datagram of this world; nullopt if none is queued. Datagrams of other worlds are dropped.
@@ -96,7 +96,7 @@ std::optional<Arrival> try_receive(int socket, const FdExchange& exchange) {
     if (received < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
-      fail_errno("cannot receive symmetric memory of a peer");
+      fail_errno("SHOAL-N735: cannot receive symmetric memory of a peer");
     }
     Arrival arrival;
     ReceivedFd& result = arrival.received;
@@ -119,7 +119,7 @@ std::optional<Arrival> try_receive(int socket, const FdExchange& exchange) {
     arrival.refused = !result.fd && !arrival.dropped;
     if (arrival.dropped && !exchange.failed) {
       errno = EMFILE;
-      fail_errno("cannot receive symmetric memory of a peer");
+      fail_errno("SHOAL-N735: cannot receive symmetric memory of a peer");
     }
     if (arrival.refused && !exchange.failed) continue;
     result.pe = message.sender;
@@ -131,18 +131,18 @@ std::optional<Arrival> try_receive(int socket, const FdExchange& exchange) {
 }  // namespace
 
 FdSocket::FdSocket() : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
-  if (!fd_) fail_errno("cannot open a local socket");
+  if (!fd_) fail_errno("SHOAL-N735: cannot open a local socket");
   const int on = 1;
   if (setsockopt(fd_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0)
-    fail_errno("cannot ask for credentials on a local socket");
+    fail_errno("SHOAL-N736: cannot ask for credentials on a local socket");
   // Binding to the family alone selects a free abstract name.
   Address address;
   address.socket.sun_family = AF_UNIX;
   if (bind(fd_.get(), reinterpret_cast<sockaddr*>(&address.socket), sizeof(sa_family_t)) != 0)
-    fail_errno("cannot name a local socket");
+    fail_errno("SHOAL-N736: cannot name a local socket");
   address.length = sizeof address.socket;
   if (getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address.socket), &address.length) != 0)
-    fail_errno("cannot read the name of a local socket");
+    fail_errno("SHOAL-N736: cannot read the name of a local socket");
   name_.assign(address.socket.sun_path, address.length - offsetof(sockaddr_un, sun_path));
 }
 
@@ -179,7 +179,8 @@ std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<c
       const Pe from = arrival->received.pe;
       if (std::erase(to_receive, from) == 0) continue;
       if (arrival->dropped) {
-        lost.emplace_back(from, "cannot receive its symmetric memory: " + errno_text(EMFILE));
+        lost.emplace_back(from,
+                          "SHOAL-N737: cannot receive its symmetric memory: " + errno_text(EMFILE));
       } else if (arrival->refused) {
         lost.emplace_back(from, "it cannot pass its symmetric memory");
         std::erase_if(to_send, [&](const FdPeer& peer) { return peer.pe == from; });
@@ -197,19 +198,18 @@ std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<c
         std::set<Pe> late(to_receive.begin(), to_receive.end());
         late.insert(full.begin(), full.end());
         for (const Pe pe : late)
-          lost.emplace_back(pe,
-                            fmt::format("it did not pass or take symmetric memory within {} ms. "
-                                        "Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-                                        exchange.timeout.count()));
+          lost.emplace_back(
+              pe, fmt::format("SHOAL-N738: it did not pass or take symmetric memory within {} ms. "
+                              "Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+                              exchange.timeout.count()));
         report_lost();
         break;
       }
-      fail(
-          Code::timeout,
-          "passing symmetric memory timed out after {} ms on PE {}: nothing came from PEs [{}], nothing was taken by "
-          "PEs [{}]; Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-          exchange.timeout.count(), exchange.my_pe, fmt::join(to_receive, ", "),
-          fmt::join(full, ", "));
+      fail(Code::timeout,
+           "SHOAL-N738: passing symmetric memory timed out after {} ms on PE {}: nothing came from "
+           "PEs [{}], nothing was taken by PEs [{}]; Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+           exchange.timeout.count(), exchange.my_pe, fmt::join(to_receive, ", "),
+           fmt::join(full, ", "));
     }
     if (exchange.check) exchange.check();
     pollfd waiting{socket.get(), POLLIN, 0};

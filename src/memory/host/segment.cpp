@@ -37,8 +37,9 @@ std::byte* map_aligned(int fd, std::size_t bytes) {
   void* const raw =
       mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED)
-    fail_errno("cannot reserve {} bytes of address space (SHOAL_SYMMETRIC_SIZE sets the size)",
-               reserved);
+    fail_errno(
+        "SHOAL-N740: cannot reserve {} bytes of address space (SHOAL_SYMMETRIC_SIZE sets the size)",
+        reserved);
   auto* const start = static_cast<std::byte*>(raw);
   const auto address = reinterpret_cast<std::uintptr_t>(raw);
   const std::size_t lead =
@@ -49,8 +50,9 @@ std::byte* map_aligned(int fd, std::size_t bytes) {
     const int error = errno;
     munmap(raw, reserved);
     errno = error;
-    fail_errno("cannot map {} bytes of symmetric memory (SHOAL_SYMMETRIC_SIZE sets the size)",
-               bytes);
+    fail_errno(
+        "SHOAL-N740: cannot map {} bytes of symmetric memory (SHOAL_SYMMETRIC_SIZE sets the size)",
+        bytes);
   }
   if (lead != 0) munmap(start, lead);
   munmap(base + bytes, reserved - lead - bytes);
@@ -66,7 +68,7 @@ FileDescriptor::~FileDescriptor() {
 Token make_token() {
   Token token;
   if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
-    fail_errno("cannot read random bytes");
+    fail_errno("SHOAL-N736: cannot read random bytes");
   return token;
 }
 
@@ -83,13 +85,15 @@ Segment::~Segment() {
 
 std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   FileDescriptor fd(memfd_create("shoal-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) fail_errno("cannot create symmetric memory (memfd_create)");
+  if (!fd) fail_errno("SHOAL-N735: cannot create symmetric memory (memfd_create)");
   const FileSizeSignalBlocked guard;
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
-    fail_errno("cannot give {} bytes to the symmetric memory (SHOAL_SYMMETRIC_SIZE sets the size)",
-               bytes);
+    fail_errno(
+        "SHOAL-N741: cannot give {} bytes to the symmetric memory (SHOAL_SYMMETRIC_SIZE sets the "
+        "size)",
+        bytes);
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
-    fail_errno("cannot fix the size of the symmetric memory (F_ADD_SEALS)");
+    fail_errno("SHOAL-N736: cannot fix the size of the symmetric memory (F_ADD_SEALS)");
   std::shared_ptr<Segment> segment(new Segment(fd.get(), bytes));
   segment->fd_ = std::move(fd);
   segment->token_ = make_token();
@@ -101,12 +105,13 @@ std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
 
 std::shared_ptr<Segment> Segment::map(const FileDescriptor& fd, std::size_t bytes) {
   struct stat info{};
-  if (fstat(fd.get(), &info) != 0) fail_errno("cannot examine a peer's symmetric memory");
+  if (fstat(fd.get(), &info) != 0)
+    fail_errno("SHOAL-N736: cannot examine a peer's symmetric memory");
   require(static_cast<std::size_t>(info.st_size) == bytes, Code::mismatch,
-          "a peer's symmetric memory has {} bytes, expected {}", info.st_size, bytes);
+          "SHOAL-N742: a peer's symmetric memory has {} bytes, expected {}", info.st_size, bytes);
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   require(seals >= 0 && (seals & F_SEAL_SHRINK) != 0, Code::mismatch,
-          "a peer's symmetric memory is not of fixed size (seals {})", seals);
+          "SHOAL-N742: a peer's symmetric memory is not of fixed size (seals {})", seals);
   return std::shared_ptr<Segment>(new Segment(fd.get(), bytes));
 }
 

@@ -153,7 +153,8 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
   const memory::cuda::Elements from{static_cast<std::byte*>(const_cast<void*>(source)), element,
                                     count, source_stride};
   memory::cuda::check(driver_, start_copy(driver_, to, from, stream()), [&] {
-    return fmt::format("{} of {} elements of {} bytes with PE {}", what, count, element, pe);
+    return fmt::format("SHOAL-N301: {} of {} elements of {} bytes with PE {}", what, count, element,
+                       pe);
   });
 }
 

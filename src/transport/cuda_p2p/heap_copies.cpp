@@ -16,7 +16,7 @@ HeapCopies::HeapCopies(std::shared_ptr<memory::DeviceHeap> heap)
   void* words = nullptr;
   memory::cuda::check(driver_,
                       driver_.host_alloc(&words, kWords * sizeof *words_, CU_MEMHOSTALLOC_PORTABLE),
-                      "cannot pin host memory");
+                      "SHOAL-N300: cannot pin host memory");
   words_ = static_cast<std::uint64_t*>(words);
   std::fill_n(words_, kWords, 0);
 }
@@ -31,11 +31,11 @@ void HeapCopies::copy(CUstream stream, void* target, const void* source, std::si
   memory::cuda::check(
       driver_,
       driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, stream),
-      [&] { return fmt::format("{} of {} bytes with PE {}", what, bytes, pe); });
+      [&] { return fmt::format("SHOAL-N301: {} of {} bytes with PE {}", what, bytes, pe); });
 }
 
 void HeapCopies::started(const char* failure, const char* what) const {
-  require(failure == nullptr, Code::system, "{} failed to start on GPU {}: {}", what,
+  require(failure == nullptr, Code::system, "SHOAL-N301: {} failed to start on GPU {}: {}", what,
           device_.device, failure == nullptr ? "" : failure);
 }
 

@@ -24,7 +24,7 @@ CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes)
       driver_,
       driver_.device_attribute(&by_stream, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
                                device_.device),
-      "cannot ask for the memory operations of streams");
+      "SHOAL-N301: cannot ask for the memory operations of streams");
   words_by_stream_ = by_stream != 0 && driver_.stream_memory_ops != nullptr;
   for (Line& line : lines_) {
     line.stream = memory::cuda::take_stream(device_, memory::cuda::StreamPriority::highest);
@@ -42,7 +42,7 @@ CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes)
 void CopyPipeline::use(Line& line) {
   copy(line.stream.get(), words_ + 1, words_, sizeof *words_, "first copy", -1);
   memory::cuda::check(driver_, driver_.event_record(line.event, line.stream.get()),
-                      "cannot record an event");
+                      "SHOAL-N301: cannot record an event");
   collected_.push_back({reinterpret_cast<std::byte*>(words_), 0, sizeof *words_});
   if (&line == lines_.data()) write_by_stream();
   collected_.clear();
@@ -65,7 +65,7 @@ CopyPipeline::~CopyPipeline() {
 CUevent CopyPipeline::make_event() const {
   CUevent event = nullptr;
   memory::cuda::check(driver_, driver_.event_create(&event, CU_EVENT_DISABLE_TIMING), [&] {
-    return fmt::format("cannot create an event on GPU {}", device_.device);
+    return fmt::format("SHOAL-N301: cannot create an event on GPU {}", device_.device);
   });
   return event;
 }
@@ -105,9 +105,9 @@ void CopyPipeline::join() {
     line.ahead = false;
     if (&line == lines_.data()) continue;
     memory::cuda::check(driver_, driver_.event_record(line.event, line.stream.get()),
-                        "cannot record an event");
+                        "SHOAL-N301: cannot record an event");
     memory::cuda::check(driver_, driver_.stream_wait_event(first(), line.event, 0),
-                        "cannot wait for an event");
+                        "SHOAL-N301: cannot wait for an event");
   }
 }
 
@@ -158,14 +158,14 @@ bool CopyPipeline::reached(Pe pe, Point& point) {
   if (!point.set) {
     join();
     memory::cuda::check(driver_, driver_.event_record(mark.event, first()),
-                        "cannot record an event");
+                        "SHOAL-N301: cannot record an event");
     mark.started = started_;
     point.set = true;
   }
   const CUresult result = driver_.event_query(mark.event);
   if (result == CUDA_ERROR_NOT_READY) return false;
   memory::cuda::check(driver_, result, [&] {
-    return fmt::format("an earlier copy or signal with PE {} failed", pe);
+    return fmt::format("SHOAL-N301: an earlier copy or signal with PE {} failed", pe);
   });
   completed_ = std::max(completed_, mark.started);
   return true;

@@ -32,7 +32,8 @@ T value_at(std::span<const std::byte> bytes, std::size_t offset, std::size_t ind
 template <typename Header>
 Header header_of(std::span<const std::byte> address) {
   require(address.size() >= sizeof(Header), Code::mismatch,
-          "its address has {} bytes, expected at least {}", address.size(), sizeof(Header));
+          "SHOAL-N310: its address has {} bytes, expected at least {}", address.size(),
+          sizeof(Header));
   return value_at<Header>(address, 0);
 }
 

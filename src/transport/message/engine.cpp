@@ -81,8 +81,9 @@ std::vector<std::byte> Engine::address() {
 void Engine::add_peer(Pe pe, std::span<const std::byte> bytes) {
   const auto header = header_of<AddressHeader>(bytes);
   require(header.segment_bytes == segment_->size(), Code::mismatch,
-          "its segment has {} bytes, expected {}", header.segment_bytes, segment_->size());
-  require(header.window >= 1, Code::mismatch, "it grants a window of no messages");
+          "SHOAL-N310: its segment has {} bytes, expected {}", header.segment_bytes,
+          segment_->size());
+  require(header.window >= 1, Code::mismatch, "SHOAL-N310: it grants a window of no messages");
   Peer& added = peer(pe);
   network_->open(added, bytes.subspan(sizeof header));
   added.home = added.newest_spread =
@@ -152,7 +153,7 @@ void Engine::throw_with_cause(const Error& error, Pe pe) const {
   const bool known = cause.empty() || cause.starts_with(fmt::format("PE {}: ", pe)) ||
                      std::string_view(error.what()).find(cause) != std::string_view::npos;
   if (known) throw Error(error);
-  shoal::fail(error.code(), "{}. The first failure: {}", reason_of(error), cause);
+  shoal::fail(error.code(), "SHOAL-N311: {}. The first failure: {}", reason_of(error), cause);
 }
 
 template <typename Ready>
@@ -509,7 +510,7 @@ std::string Engine::alternatives(const Peer& peer) const {
 }
 
 void Engine::throw_lost(const Peer& peer, const Operation& operation) const {
-  fail(Code::peer_failed, "{} failed on PE {}: transport {} has lost PE {}: {}{}",
+  fail(Code::peer_failed, "SHOAL-N312: {} failed on PE {}: transport {} has lost PE {}: {}{}",
        describe(operation), my_pe_, network_->traits().name, peer.pe, peer.failure,
        alternatives(peer));
 }
@@ -527,7 +528,8 @@ void Engine::throw_timeout(const Operation& operation, Pe pe, Clock::duration af
                     network_->route(peer), peer.sent - peer.acknowledged, peer.writes, peer.reads);
   }
   fail(Code::timeout,
-       "{} timed out after {} ms on PE {}: transport {}, {}: {}. Setting: SHOAL_TIMEOUT_MS{}",
+       "SHOAL-N313: {} timed out after {} ms on PE {}: transport {}, {}: {}. Setting: "
+       "SHOAL_TIMEOUT_MS{}",
        describe(operation), std::chrono::ceil<std::chrono::milliseconds>(after).count(), my_pe_,
        network_->traits().name, network_->description(), state, others);
 }

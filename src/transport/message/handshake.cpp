@@ -77,7 +77,7 @@ void Handshake::run(std::chrono::milliseconds limit, const std::function<void()>
     static constexpr const char* kMissing[] = {
         "the network took no write", "the network took no message", "a message had no reply",
         "the network took no read",  "the network took no read",    "a read had no result"};
-    fail(track, fmt::format("it did not answer within {} ms ({} on {}; {}). Setting: "
+    fail(track, fmt::format("SHOAL-N314: it did not answer within {} ms ({} on {}; {}). Setting: "
                             "SHOAL_BOOTSTRAP_TIMEOUT_MS",
                             limit.count(), kMissing[static_cast<std::size_t>(track.stage)],
                             engine_.network_->route(track.peer), engine_.network_->description()));
@@ -130,7 +130,8 @@ void Handshake::step(Track& track) {
       break;
     }
     case Stage::welcome:
-      if ((peer.refused & bit) != 0) fail(track, "it did not find the data that were written");
+      if ((peer.refused & bit) != 0)
+        fail(track, "SHOAL-N315: it did not find the data that were written");
       if ((peer.welcomed & bit) != 0) track.stage = Stage::read_word;
       break;
     case Stage::read_word:
@@ -146,7 +147,7 @@ void Handshake::step(Track& track) {
       track.stage = Stage::done;
       if (!is_pattern(slot(track, Slot::read_back), engine_.world_, engine_.my_pe_, peer.pe,
                       track.rail))
-        fail(track, "a read did not return what was written");
+        fail(track, "SHOAL-N315: a read did not return what was written");
       break;
     case Stage::done:
     case Stage::failed:

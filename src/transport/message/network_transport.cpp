@@ -73,8 +73,8 @@ std::int64_t NetworkTransport::progress_core() const {
 Engine& NetworkTransport::engine(Pe pe, const char* operation) const {
   const Reach& reach = reach_[static_cast<std::size_t>(pe)];
   require(reach.capabilities != 0, Code::unsupported,
-          "{} to PE {}: transport {} does not reach it: {}", operation, pe, traits_.name,
-          reach.reason);
+          "SHOAL-N316: {} to PE {}: transport {} does not reach it: {}", operation, pe,
+          traits_.name, reach.reason);
   return *engine_;
 }
 

@@ -92,7 +92,7 @@ template <typename N>
 std::unique_ptr<Transport> make_network_transport(const Context& context) {
   bool wanted = false;
   for (const bool pe : context.wanted) wanted = wanted || pe;
-  require(wanted, Code::unsupported, "not needed: another transport reaches it");
+  require(wanted, Code::unsupported, "SHOAL-N317: not needed: another transport reaches it");
   auto engine = std::make_unique<Engine>(context, N::kMaxRails);
   auto network = std::make_unique<N>(*engine, context);
   const Traits& traits = network->traits();

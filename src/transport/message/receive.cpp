@@ -29,12 +29,13 @@ void Engine::receive(const std::byte* data, std::size_t bytes) {
   if (whole) std::memcpy(&message, data, sizeof message);
   const auto source = static_cast<std::size_t>(message.source);
   if (!whole || message.world != world_ || source >= peers_.size() || !peers_[source].known)
-    return log::warn("PE {}: transport {}: a message of {} bytes is not of this world; dropped",
-                     my_pe_, network_->traits().name, bytes);
+    return log::warn(
+        "SHOAL-N318: PE {}: transport {}: a message of {} bytes is not of this world; dropped",
+        my_pe_, network_->traits().name, bytes);
   Peer& peer = peers_[source];
   if (!peer.failure.empty()) return;
   if (!not_before(peer.sent, message.acknowledged))
-    return fail_peer(peer, "it acknowledges a message that was never sent");
+    return fail_peer(peer, "SHOAL-N319: it acknowledges a message that was never sent");
   const std::byte* const payload = data + sizeof message;
   const std::size_t payload_bytes = bytes - sizeof message;
   if (message.kind == Kind::reply) receive_reply(peer, message, payload, payload_bytes);
@@ -70,8 +71,8 @@ void Engine::receive_request(Peer& peer, const Message& message, const std::byte
     const bool good = traits.reorders && ahead < traits.window &&
                       peer.early.try_emplace(message.sequence, data, data + bytes).second;
     if (!good)
-      fail_peer(peer, fmt::format("message {} arrived where {} was expected", message.sequence,
-                                  peer.received + 1));
+      fail_peer(peer, fmt::format("SHOAL-N319: message {} arrived where {} was expected",
+                                  message.sequence, peer.received + 1));
     return;
   }
   apply_request(peer, message, data + sizeof message, bytes - sizeof message);
@@ -89,8 +90,8 @@ void Engine::receive_request(Peer& peer, const Message& message, const std::byte
 void Engine::apply_request(Peer& peer, const Message& message, const std::byte* payload,
                            std::size_t bytes) {
   if (!is_valid(message, bytes, segment_->size(), network_->traits().payload_bytes))
-    return fail_peer(peer, fmt::format("its message {} at offset {} is not valid", message.sequence,
-                                       message.offset));
+    return fail_peer(peer, fmt::format("SHOAL-N319: its message {} at offset {} is not valid",
+                                       message.sequence, message.offset));
   const std::uint64_t before = apply(message, payload, segment_->base());
   ++peer.received;
   if ((message.flags & flag::acknowledge) != 0) peer.acknowledgement_due = true;
@@ -107,7 +108,7 @@ void Engine::receive_reply(Peer& peer, const Message& message, const std::byte* 
   Expected& expected = peer.expected[message.sequence % peer.window];
   if (!expected.waiting || expected.sequence != message.sequence) return;
   if (expected.width == 0 && bytes != expected.element * expected.count)
-    return fail_peer(peer, fmt::format("its reply has {} bytes, expected {}", bytes,
+    return fail_peer(peer, fmt::format("SHOAL-N319: its reply has {} bytes, expected {}", bytes,
                                        expected.element * expected.count));
   if (expected.target == nullptr) {
     // The call has given up.

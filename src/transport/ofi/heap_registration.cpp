@@ -16,7 +16,8 @@ HeapRegistration::HeapRegistration(std::shared_ptr<memory::DeviceHeap> heap,
 
 void HeapRegistration::accept(const std::string& obstacle) const {
   require(setting_ != "hmem", Code::unsupported,
-          "SHOAL_OFI_GPU_MEMORY is hmem, but {}; allowed: automatic, hmem, off", obstacle);
+          "SHOAL-N330: SHOAL_OFI_GPU_MEMORY is hmem, but {}; allowed: automatic, hmem, off",
+          obstacle);
 }
 
 RemoteMemory HeapRegistration::name(const Registered& region, const std::byte*) const {
@@ -24,14 +25,14 @@ RemoteMemory HeapRegistration::name(const Registered& region, const std::byte*) 
 }
 
 std::vector<Registered> HeapRegistration::register_step(std::byte* start, std::size_t bytes) {
-  require(setting_ != "off", Code::unsupported, "SHOAL_OFI_GPU_MEMORY is off");
+  require(setting_ != "off", Code::unsupported, "SHOAL-N331: SHOAL_OFI_GPU_MEMORY is off");
   const bool on_host = heap().on_host();
   set_method(on_host ? "host memory" : "FI_HMEM");
   if (!on_host) {
     for (const Rail* const rail : rails_)
       require(rail->accesses_gpus(), Code::unsupported,
-              "provider {} does not access GPU memory on {} (FI_HMEM)", rail->provider(),
-              rail->domain());
+              "SHOAL-N330: provider {} does not access GPU memory on {} (FI_HMEM)",
+              rail->provider(), rail->domain());
     const memory::NicAccess access = heap().device().nic_access();
     require(access.obstacle.empty(), Code::unsupported, "{}", access.obstacle);
   }

@@ -175,14 +175,15 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
   auto header = message::header_of<AddressHeader>(bytes);
   header.provider[sizeof header.provider - 1] = '\0';
   require(header.heap_bytes == heap_address_.size(), Code::mismatch,
-          "its address has {} bytes about a heap in GPU memory, this PE's {}", header.heap_bytes,
-          heap_address_.size());
+          "SHOAL-N310: its address has {} bytes about a heap in GPU memory, this PE's {}",
+          header.heap_bytes, heap_address_.size());
   require(
       header.rails >= 1 && header.rails <= kMaxRails &&
           bytes.size() == sizeof header + header.rails * sizeof(RailAddress) + header.heap_bytes,
-      Code::mismatch, "its address has {} bytes for {} rails", bytes.size(), header.rails);
-  require(header.provider == provider_, Code::mismatch, "it uses provider {}, this PE {}",
-          header.provider, provider_);
+      Code::mismatch, "SHOAL-N310: its address has {} bytes for {} rails", bytes.size(),
+      header.rails);
+  require(header.provider == provider_, Code::mismatch,
+          "SHOAL-N332: it uses provider {}, this PE {}", header.provider, provider_);
   Link& link = this->link(peer);
   peer.rails = std::min<std::size_t>(header.rails, lines_.size());
   for (std::size_t r = 0; r < peer.rails; ++r) {
@@ -220,7 +221,7 @@ void Network::post_receive(Line& line, Request& request) {
   if (code == 0) return;
   line.unposted.push_back(&request);
   if (code != -FI_EAGAIN)
-    log::warn("PE {}: transport ofi: fi_recv on {} failed: {}", engine_.my_pe(),
+    log::warn("SHOAL-N333: PE {}: transport ofi: fi_recv on {} failed: {}", engine_.my_pe(),
               line.rail->domain(), error_text(code));
 }
 
@@ -259,9 +260,11 @@ void Network::handle_fault(std::size_t rail) {
   const std::string text = fmt::format("{} on rail {} ({}) of provider {}", fault.text, rail,
                                        line.rail->domain(), provider_);
   auto* const request = static_cast<Request*>(fault.context);
-  if (request == nullptr) return log::warn("PE {}: transport ofi: {}", engine_.my_pe(), text);
+  if (request == nullptr)
+    return log::warn("SHOAL-N333: PE {}: transport ofi: {}", engine_.my_pe(), text);
   if (request->use == Request::Use::receive) {
-    log::warn("PE {}: transport ofi: could not receive a message: {}", engine_.my_pe(), text);
+    log::warn("SHOAL-N333: PE {}: transport ofi: could not receive a message: {}", engine_.my_pe(),
+              text);
     return post_receive(line, *request);
   }
   engine_.fail_peer(engine_.peer(request->pe), text);

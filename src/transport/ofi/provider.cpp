@@ -28,7 +28,7 @@ constexpr const char* kProviders[] = {"efa", "cxi", "verbs;ofi_rxm", kNet, "tcp;
 /// the provider accesses GPU memory.
 Info make_hints(const std::string& provider, std::uint64_t order, bool gpus) {
   Info hints(fi_allocinfo());
-  require(hints != nullptr, Code::system, "transport ofi: no memory for fi_allocinfo");
+  require(hints != nullptr, Code::system, "SHOAL-N336: transport ofi: no memory for fi_allocinfo");
   hints->caps = FI_MSG | FI_RMA | (gpus ? FI_HMEM : 0);
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
   hints->ep_attr->type = FI_EP_RDM;
@@ -41,7 +41,7 @@ Info make_hints(const std::string& provider, std::uint64_t order, bool gpus) {
   if (!provider.empty()) {
     hints->fabric_attr->prov_name = strdup(provider.c_str());
     require(hints->fabric_attr->prov_name != nullptr, Code::system,
-            "transport ofi: no memory for a name");
+            "SHOAL-N336: transport ofi: no memory for a name");
   }
   return hints;
 }
@@ -128,7 +128,7 @@ std::string try_provider(const std::string& name, const Context& context, Provid
   for (const std::size_t i : choice.rails) {
     provider.rails.emplace_back(fi_dupinfo(infos[i]));
     require(provider.rails.back() != nullptr, Code::system,
-            "transport ofi: no memory for fi_dupinfo");
+            "SHOAL-N336: transport ofi: no memory for fi_dupinfo");
   }
   return {};
 }
@@ -148,7 +148,7 @@ Provider choose_provider(const Context& context) {
     reasons.push_back(try_provider(wanted, context, provider));
     if (reasons.back().empty()) return provider;
     fail(Code::unsupported,
-         "libfabric's provider {}; suitable providers: {}. Setting: SHOAL_OFI_PROVIDER",
+         "SHOAL-N334: libfabric's provider {}; suitable providers: {}. Setting: SHOAL_OFI_PROVIDER",
          reasons.back(), offered());
   }
   for (const char* name : kProviders) {
@@ -157,7 +157,8 @@ Provider choose_provider(const Context& context) {
     reasons.push_back(try_provider(name, context, provider));
     if (reasons.back().empty()) return provider;
   }
-  fail(Code::unsupported, "no provider of libfabric is suitable: {}. Setting: SHOAL_OFI_PROVIDER",
+  fail(Code::unsupported,
+       "SHOAL-N334: no provider of libfabric is suitable: {}. Setting: SHOAL_OFI_PROVIDER",
        fmt::join(reasons, "; "));
 }
 

@@ -15,7 +15,7 @@ namespace {
 std::uint64_t random_key(std::size_t bytes) {
   std::uint64_t key = 0;
   if (getrandom(&key, sizeof key, 0) != static_cast<ssize_t>(sizeof key))
-    fail_errno("transport ofi: getrandom");
+    fail_errno("SHOAL-N337: transport ofi: getrandom");
   return bytes >= sizeof key ? key : key & ((std::uint64_t{1} << (8 * bytes)) - 1);
 }
 
@@ -39,8 +39,8 @@ bool accesses_gpus_directly(fid_ep& endpoint) {
 
 void Rail::refuse(const char* call, long code) const {
   fail(Code::system,
-       "transport ofi: {} on {} of provider {} failed: {}. Setting: SHOAL_OFI_PROVIDER", call,
-       domain_name_, info_->fabric_attr->prov_name, error_text(code));
+       "SHOAL-N333: transport ofi: {} on {} of provider {} failed: {}. Setting: SHOAL_OFI_PROVIDER",
+       call, domain_name_, info_->fabric_attr->prov_name, error_text(code));
 }
 
 Rail::Rail(Info info, std::size_t queue)
@@ -101,8 +101,8 @@ Registered Rail::register_memory(void* memory, std::size_t bytes, Peers peers, i
     if (code == -FI_ENOKEY && own_key && tries < 16) continue;
     if (code != 0)
       fail(Code::system,
-           "transport ofi: fi_mr_regattr of {} bytes on {} of provider {} failed: {}. Settings: "
-           "SHOAL_SYMMETRIC_SIZE, SHOAL_OFI_PROVIDER; limit: ulimit -l",
+           "SHOAL-N335: transport ofi: fi_mr_regattr of {} bytes on {} of provider {} failed: {}. "
+           "Settings: SHOAL_SYMMETRIC_SIZE, SHOAL_OFI_PROVIDER; limit: ulimit -l",
            bytes, domain_name_, info_->fabric_attr->prov_name, error_text(code));
     registered.region.reset(region);
     break;

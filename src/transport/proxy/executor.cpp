@@ -233,17 +233,17 @@ void Executor::check(PeQueue& queue, bool health) {
   }
   if (queue.deadline.passed(Clock::now()))
     fail(Code::timeout, position, request,
-         fmt::format("no progress for {} ms towards PE {}, {} requests started and {} waiting",
-                     context_.timeout.count(), queue.pe, queue.started.size(),
-                     queue.waiting.size()));
+         fmt::format(
+             "SHOAL-N341: no progress for {} ms towards PE {}, {} requests started and {} waiting",
+             context_.timeout.count(), queue.pe, queue.started.size(), queue.waiting.size()));
 }
 
 void Executor::fail(Code code, std::uint64_t position, const Request& request,
                     const std::string& reason) noexcept {
   const std::lock_guard guard(mutex_);
   if (failure_ || state() != State::running) return;
-  failure_.emplace(code, fmt::format("proxy of PE {}: request {}, {}: {}{}", context_.my_pe,
-                                     position, describe(request), reason,
+  failure_.emplace(code, fmt::format("SHOAL-N343: proxy of PE {}: request {}, {}: {}{}",
+                                     context_.my_pe, position, describe(request), reason,
                                      code == Code::timeout ? "; Setting: SHOAL_TIMEOUT_MS." : ""));
   device::proxy::Control& control = *ring_.control;
   control.kind = request.kind;

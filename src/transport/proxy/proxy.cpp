@@ -52,11 +52,11 @@ void ProxyThread::drain(std::uint64_t posted) {
   Backoff backoff;
   while (completed() < posted) {
     if (auto error = failure()) throw Error(*error);
-    require(executor_.state() == State::running, Code::closed, "proxy of PE {}: it was aborted",
-            context_.my_pe);
+    require(executor_.state() == State::running, Code::closed,
+            "SHOAL-N340: proxy of PE {}: it was aborted", context_.my_pe);
     require(!deadline.passed(std::chrono::steady_clock::now()), Code::timeout,
-            "proxy of PE {}: timed out after {} ms with {} of {} requests complete; Setting: "
-            "SHOAL_TIMEOUT_MS.",
+            "SHOAL-N341: proxy of PE {}: timed out after {} ms with {} of {} requests complete; "
+            "Setting: SHOAL_TIMEOUT_MS.",
             context_.my_pe, context_.timeout.count(), completed(), posted);
     backoff();
   }

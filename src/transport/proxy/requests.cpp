@@ -23,15 +23,17 @@ bool leaves(std::uint64_t offset, std::uint64_t bytes, std::uint64_t heap_bytes)
 std::optional<std::string> range_fault(const char* what, std::uint64_t offset, std::uint64_t bytes,
                                        std::uint64_t heap_bytes) {
   if (!leaves(offset, bytes, heap_bytes)) return std::nullopt;
-  return fmt::format("the request names {} of {} bytes at heap offset {}; the heap has {} bytes",
-                     what, bytes, offset, heap_bytes);
+  return fmt::format(
+      "SHOAL-N342: the request names {} of {} bytes at heap offset {}; the heap has {} bytes", what,
+      bytes, offset, heap_bytes);
 }
 
 std::optional<std::string> word_fault(const char* what, std::uint64_t offset, std::uint64_t width,
                                       std::uint64_t heap_bytes) {
   if (offset % width != 0)
-    return fmt::format("the request names {} at heap offset {}; allowed: multiples of {}", what,
-                       offset, width);
+    return fmt::format(
+        "SHOAL-N342: the request names {} at heap offset {}; allowed: multiples of {}", what,
+        offset, width);
   return range_fault(what, offset, width, heap_bytes);
 }
 
@@ -42,26 +44,29 @@ std::optional<std::string> data_fault(const Request& request, std::uint64_t heap
     case Kind::get:
       if (request.bytes != 0 &&
           (request.source == 0 || request.source + request.bytes < request.source))
-        return fmt::format("the request names a {} of {} bytes at address {:#x}",
+        return fmt::format("SHOAL-N342: the request names a {} of {} bytes at address {:#x}",
                            request.kind == Kind::put ? "source" : "target", request.bytes,
                            request.source);
       return range_fault(request.kind == Kind::put ? "a target" : "a source", request.offset,
                          request.bytes, heap_bytes);
     case Kind::put_value:
       if (width != 1 && width != 2 && width != 4 && width != 8)
-        return fmt::format("the request names a value of {} bytes; allowed: 1, 2, 4, 8", width);
+        return fmt::format("SHOAL-N342: the request names a value of {} bytes; allowed: 1, 2, 4, 8",
+                           width);
       return range_fault("a target", request.offset, width, heap_bytes);
     case Kind::atomic:
       if (width != 4 && width != 8)
-        return fmt::format("the request names a word of {} bytes; allowed: 4, 8", width);
+        return fmt::format("SHOAL-N342: the request names a word of {} bytes; allowed: 4, 8",
+                           width);
       if (request.op > AtomicOp::compare_swap)
-        return fmt::format("the request names atomic operation {}; allowed: 0 to {}",
+        return fmt::format("SHOAL-N342: the request names atomic operation {}; allowed: 0 to {}",
                            static_cast<int>(request.op), static_cast<int>(AtomicOp::compare_swap));
       return word_fault("a word", request.offset, width, heap_bytes);
     case Kind::signal:
       if ((request.flags & (kSignalSet | kSignalAdd)) == 0)
-        return fmt::format("the request names a signal with flags {:#x}, which neither set nor add",
-                           request.flags);
+        return fmt::format(
+            "SHOAL-N342: the request names a signal with flags {:#x}, which neither set nor add",
+            request.flags);
       break;
     case Kind::fence:
       break;
@@ -93,19 +98,20 @@ std::optional<Request> read_request(const device::proxy::Ring& ring,
 std::optional<std::string> fault_of(const Request& request, Pe n_pes, std::uint64_t heap_bytes) {
   constexpr std::uint8_t kSignal = kSignalSet | kSignalAdd;
   if (request.kind < Kind::put || request.kind > Kind::get)
-    return fmt::format("the request names kind {}; allowed: {} to {}",
+    return fmt::format("SHOAL-N342: the request names kind {}; allowed: {} to {}",
                        static_cast<int>(request.kind), static_cast<int>(Kind::put),
                        static_cast<int>(Kind::get));
   if (request.kind == Kind::fence) return std::nullopt;
   if (request.pe < 0 || request.pe >= n_pes)
-    return fmt::format("the request names PE {}; allowed: 0 to {}", request.pe, n_pes - 1);
+    return fmt::format("SHOAL-N342: the request names PE {}; allowed: 0 to {}", request.pe,
+                       n_pes - 1);
   const bool atomic = request.kind == Kind::atomic;
   const bool signals_nothing = atomic || request.kind == Kind::get;
   if ((request.flags & kSignal) == kSignal || (request.flags & ~(kSignal | kResult)) != 0 ||
       ((request.flags & kResult) != 0) > atomic ||
       ((request.flags & kSignal) != 0 && signals_nothing))
-    return fmt::format("the request names flags {:#x}, which do not fit kind {}", request.flags,
-                       static_cast<int>(request.kind));
+    return fmt::format("SHOAL-N342: the request names flags {:#x}, which do not fit kind {}",
+                       request.flags, static_cast<int>(request.kind));
   if (auto fault = data_fault(request, heap_bytes)) return fault;
   if ((request.flags & kSignal) == 0) return std::nullopt;
   return word_fault("a signal", request.signal_offset, sizeof(std::uint64_t), heap_bytes);

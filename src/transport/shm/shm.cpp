@@ -87,7 +87,7 @@ std::vector<std::byte> ShmTransport::address() {
     const std::string& name = socket_->name();
     address.socket_name_length = name.size();
     require(name.size() <= sizeof address.socket_name, Code::system,
-            "the kernel chose a socket name of {} bytes", name.size());
+            "SHOAL-N350: the kernel chose a socket name of {} bytes", name.size());
     std::memcpy(address.socket_name, name.data(), name.size());
   }
   std::vector<std::byte> bytes(sizeof address);
@@ -110,8 +110,8 @@ void ShmTransport::connect(std::span<const std::vector<std::byte>> blobs) {
   std::vector<Address> addresses(blobs.size());
   for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
     require(blobs[pe].size() == sizeof(Address), Code::mismatch,
-            "PE {} describes its shared memory in {} bytes, expected {}", pe, blobs[pe].size(),
-            sizeof(Address));
+            "SHOAL-N351: PE {} describes its shared memory in {} bytes, expected {}", pe,
+            blobs[pe].size(), sizeof(Address));
     std::memcpy(&addresses[pe], blobs[pe].data(), sizeof(Address));
   }
   const Address& mine = addresses[static_cast<std::size_t>(context_.my_pe)];
@@ -128,7 +128,7 @@ void ShmTransport::connect(std::span<const std::vector<std::byte>> blobs) {
     if (addresses[i].process == mine.process) {
       auto segment = Segment::find(addresses[i].segment);
       require(segment != nullptr, Code::system,
-              "PE {} is a thread of this process, but its memory is gone", pe);
+              "SHOAL-N352: PE {} is a thread of this process, but its memory is gone", pe);
       set_mapping(pe, std::move(segment));
     } else if (!socket_) {
       lose(pe, no_socket_);
@@ -146,7 +146,7 @@ void ShmTransport::connect(std::span<const std::vector<std::byte>> blobs) {
 void ShmTransport::lose(Pe pe, const std::string& reason) {
   reach_[static_cast<std::size_t>(pe)] = {0, reason};
   log::warn(
-      "PE {}: transport shm does not reach PE {}: {}. Networks are tried in its place. "
+      "SHOAL-N353: PE {}: transport shm does not reach PE {}: {}. Networks are tried in its place. "
       "Setting: SHOAL_TRANSPORT_INSIDE",
       context_.my_pe, pe, reason);
 }

@@ -67,7 +67,8 @@ void Agent::activate() {
   try {
     heap_->device().activate();
   } catch (const std::exception& error) {
-    log::warn("PE {}: the thread of transport staged cannot use the GPU: {}", my_pe_, error.what());
+    log::warn("SHOAL-N360: PE {}: the thread of transport staged cannot use the GPU: {}", my_pe_,
+              error.what());
   }
 }
 
@@ -179,7 +180,8 @@ void Agent::complete(const Peer& peer, std::uint64_t number) {
 }
 
 void Agent::refuse(const Peer& peer, std::uint64_t number, const std::string& reason) {
-  log::warn("PE {}: an operation of PE {} on this heap failed: {}", my_pe_, peer.pe, reason);
+  log::warn("SHOAL-N361: PE {}: an operation of PE {} on this heap failed: {}", my_pe_, peer.pe,
+            reason);
   Reply reply{};
   reply.failed = number;
   std::memcpy(reply.reason, reason.data(), std::min(reason.size(), Reply::kReason - 1));

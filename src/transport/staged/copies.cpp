@@ -24,8 +24,8 @@ void Copies::rows(const Elements& target, const Elements& source) const {
     return;
   }
   memory::cuda::check(driver_, start_copy(driver_, target, source, device_.stream),
-                      fmt::format("copy of {} x {} bytes between the GPU and staging", target.count,
-                                  target.element));
+                      fmt::format("SHOAL-N361: copy of {} x {} bytes between the GPU and staging",
+                                  target.count, target.element));
   device_.synchronize("a copy between the GPU and staging");
 }
 

@@ -202,24 +202,26 @@ void Requester::await(Pe pe, const char* what, std::uint64_t number) {
     if (polls % kPollsBetweenChecks != 0) continue;
     throw_if_interrupted(what);
     check_alive(pe, what);
-    require(!deadline.passed(Clock::now()), Code::timeout,
-            "{} timed out after {} ms on PE {}: transport staged: PE {} has completed {} of {} "
-            "requests. Setting: SHOAL_TIMEOUT_MS",
-            what, timeout_.count(), my_pe_, pe, completed(), sent_[static_cast<std::size_t>(pe)]);
+    require(
+        !deadline.passed(Clock::now()), Code::timeout,
+        "SHOAL-N362: {} timed out after {} ms on PE {}: transport staged: PE {} has completed {} "
+        "of {} requests. Setting: SHOAL_TIMEOUT_MS",
+        what, timeout_.count(), my_pe_, pe, completed(), sent_[static_cast<std::size_t>(pe)]);
   }
   check_reply(pe, what);
 }
 
 void Requester::check_alive(Pe pe, const char* what) const {
   const std::string failure = failure_ ? failure_(pe) : "";
-  require(failure.empty(), Code::peer_failed, "{} of PE {} on the heap of PE {} in GPU memory: {}",
-          what, my_pe_, pe, failure);
+  require(failure.empty(), Code::peer_failed,
+          "SHOAL-N361: {} of PE {} on the heap of PE {} in GPU memory: {}", what, my_pe_, pe,
+          failure);
 }
 
 void Requester::check_reply(Pe pe, const char* what) const {
   require(reply_word(pe, offsetof(Reply, failed)) == 0, Code::system,
-          "{} of PE {} on the heap of PE {} in GPU memory failed there: {}", what, my_pe_, pe,
-          [&] { return reply_reason(pe); });
+          "SHOAL-N361: {} of PE {} on the heap of PE {} in GPU memory failed there: {}", what,
+          my_pe_, pe, [&] { return reply_reason(pe); });
 }
 
 bool Requester::has_room(Pe pe) {

@@ -81,8 +81,8 @@ class Config {
  public:
   Config() {
     const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config_);
-    require(status == UCS_OK, Code::unsupported, "UCX cannot read its configuration: {}",
-            text_of(status));
+    require(status == UCS_OK, Code::unsupported,
+            "SHOAL-N370: UCX cannot read its configuration: {}", text_of(status));
   }
   ~Config() { ucp_config_release(config_); }
   Config(const Config&) = delete;
@@ -91,8 +91,8 @@ class Config {
   void set(const char* name, const std::string& value, const char* setting) {
     const ucs_status_t status = ucp_config_modify(config_, name, value.c_str());
     require(status == UCS_OK, Code::invalid_argument,
-            "UCX does not take \"{}\" for {}: {}. Setting: {}", value, name, text_of(status),
-            setting);
+            "SHOAL-N370: UCX does not take \"{}\" for {}: {}. Setting: {}", value, name,
+            text_of(status), setting);
   }
   const ucp_config_t* get() const { return config_; }
 
@@ -144,8 +144,9 @@ Library::Library(const Context& context) {
   params.estimated_num_eps = static_cast<std::size_t>(context.n_pes);
   params.name = "shoal";
   const ucs_status_t started = ucp_init(&params, config.get(), &context_);
-  require(started == UCS_OK, Code::unsupported, "UCX finds nothing to work with: {}. Settings: {}",
-          text_of(started), selection_);
+  require(started == UCS_OK, Code::unsupported,
+          "SHOAL-N370: UCX finds nothing to work with: {}. Settings: {}", text_of(started),
+          selection_);
 
   ucp_worker_params_t worker{};
   worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS;
@@ -154,8 +155,8 @@ Library::Library(const Context& context) {
   const ucs_status_t created = ucp_worker_create(context_, &worker, &worker_);
   if (created == UCS_OK) return;
   ucp_cleanup(context_);
-  fail(Code::unsupported, "UCX cannot make a worker: {}. Settings: {}", text_of(created),
-       selection_);
+  fail(Code::unsupported, "SHOAL-N370: UCX cannot make a worker: {}. Settings: {}",
+       text_of(created), selection_);
 }
 
 Library::~Library() {
@@ -166,7 +167,7 @@ Library::~Library() {
     ucp_worker_destroy(worker_);
     ucp_cleanup(context_);
   } catch (const FatalError& error) {
-    log::warn("UCX failed when it was closed: {}", error.text);
+    log::warn("SHOAL-N371: UCX failed when it was closed: {}", error.text);
   }
 }
 
@@ -174,7 +175,7 @@ std::vector<std::byte> Library::address() const {
   ucp_address_t* address = nullptr;
   std::size_t length = 0;
   const ucs_status_t status = ucp_worker_get_address(worker_, &address, &length);
-  require(status == UCS_OK, Code::unsupported, "UCX has no address: {}. Settings: {}",
+  require(status == UCS_OK, Code::unsupported, "SHOAL-N370: UCX has no address: {}. Settings: {}",
           text_of(status), selection_);
   auto bytes = bytes_of(address, length);
   ucp_worker_release_address(worker_, address);
@@ -189,10 +190,11 @@ Memory::Memory(const Library& library, void* start, std::size_t bytes) : library
   params.length = bytes;
   params.memory_type = UCS_MEMORY_TYPE_HOST;
   const ucs_status_t status = ucp_mem_map(library.context(), &params, &handle_);
-  require(status == UCS_OK, Code::unsupported,
-          "UCX cannot register {} bytes: {}. Setting: SHOAL_SYMMETRIC_SIZE; limit: locked memory "
-          "(ulimit -l)",
-          bytes, text_of(status));
+  require(
+      status == UCS_OK, Code::unsupported,
+      "SHOAL-N372: UCX cannot register {} bytes: {}. Setting: SHOAL_SYMMETRIC_SIZE; limit: locked "
+      "memory (ulimit -l)",
+      bytes, text_of(status));
 }
 
 Memory::~Memory() {
@@ -204,8 +206,8 @@ std::vector<std::byte> Memory::packed_key() const {
   void* key = nullptr;
   std::size_t length = 0;
   const ucs_status_t status = ucp_rkey_pack(library_.context(), handle_, &key, &length);
-  require(status == UCS_OK, Code::unsupported, "UCX cannot describe registered memory: {}",
-          text_of(status));
+  require(status == UCS_OK, Code::unsupported,
+          "SHOAL-N370: UCX cannot describe registered memory: {}", text_of(status));
   auto bytes = bytes_of(key, length);
   ucp_rkey_buffer_release(key);
   return bytes;

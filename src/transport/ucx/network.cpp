@@ -152,8 +152,9 @@ Network::Network(message::Engine& engine, const Context& context)
   handler.cb = &Callbacks::on_message;
   handler.arg = this;
   const ucs_status_t status = ucp_worker_set_am_recv_handler(library_.worker(), &handler);
-  require(status == UCS_OK, Code::unsupported, "UCX has no active messages: {}. Settings: {}",
-          text_of(status), library_.selection());
+  require(status == UCS_OK, Code::unsupported,
+          "SHOAL-N370: UCX has no active messages: {}. Settings: {}", text_of(status),
+          library_.selection());
 }
 
 Network::~Network() = default;
@@ -177,11 +178,11 @@ std::vector<std::byte> Network::address() {
 
 void Network::open(Peer& peer, std::span<const std::byte> address) {
   const auto header = message::header_of<AddressHeader>(address);
-  require(header.format == kFormat, Code::mismatch, "its address has format {}, expected {}",
-          header.format, kFormat);
+  require(header.format == kFormat, Code::mismatch,
+          "SHOAL-N373: its address has format {}, expected {}", header.format, kFormat);
   address = address.subspan(sizeof header);
   const auto take = [&](std::uint64_t length) {
-    require(length <= address.size(), Code::mismatch, "its address is cut off");
+    require(length <= address.size(), Code::mismatch, "SHOAL-N373: its address is cut off");
     const auto part = address.first(length);
     address = address.subspan(length);
     return std::vector<std::byte>(part.begin(), part.end());
@@ -192,7 +193,7 @@ void Network::open(Peer& peer, std::span<const std::byte> address) {
     ucp_rkey_h unpacked = nullptr;
     const ucs_status_t status = ucp_ep_rkey_unpack(link.endpoint, key.data(), &unpacked);
     require(status == UCS_OK, Code::unsupported,
-            "UCX cannot use the keys of its memory: {}. Settings: {}", text_of(status),
+            "SHOAL-N370: UCX cannot use the keys of its memory: {}. Settings: {}", text_of(status),
             library_.selection());
     return unpacked;
   };
@@ -214,8 +215,9 @@ void Network::create_endpoint(Link& link, const std::vector<std::byte>& worker) 
     status = ucp_ep_create(library_.worker(), &params, &link.endpoint);
   }
   if (status != UCS_OK) link.endpoint = nullptr;
-  require(status == UCS_OK, Code::unsupported, "UCX makes no connection: {}. Settings: {}",
-          text_of(status), library_.selection());
+  require(status == UCS_OK, Code::unsupported,
+          "SHOAL-N370: UCX makes no connection: {}. Settings: {}", text_of(status),
+          library_.selection());
 }
 
 /// call(), which calls UCX; `otherwise` after UCX has found an inconsistency, now or before. The
@@ -238,7 +240,7 @@ void Network::abandon_ucx(const std::string& reason) {
   library_.abandon();
   for (const auto& link : links_) {
     link->flushing = link->acknowledging = false;
-    engine_.fail_peer(link->peer, fmt::format("UCX failed on this PE: {}", reason));
+    engine_.fail_peer(link->peer, fmt::format("SHOAL-N374: UCX failed on this PE: {}", reason));
   }
   // Their callbacks never come.
   for (const auto& rma : rma_)

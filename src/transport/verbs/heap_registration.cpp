@@ -15,9 +15,10 @@ HeapRegistration::HeapRegistration(std::shared_ptr<memory::DeviceHeap> heap,
       ports_(std::move(ports)) {}
 
 void HeapRegistration::accept(const std::string& obstacle) const {
-  require(setting_ == "automatic" || setting_ == "off", Code::unsupported,
-          "SHOAL_VERBS_GPU_MEMORY is {}, but {}; allowed: automatic, dmabuf, peermem, off",
-          setting_, obstacle);
+  require(
+      setting_ == "automatic" || setting_ == "off", Code::unsupported,
+      "SHOAL-N384: SHOAL_VERBS_GPU_MEMORY is {}, but {}; allowed: automatic, dmabuf, peermem, off",
+      setting_, obstacle);
 }
 
 RemoteMemory HeapRegistration::name(const MemoryRegion& region, const std::byte* start) const {
@@ -27,7 +28,7 @@ RemoteMemory HeapRegistration::name(const MemoryRegion& region, const std::byte*
 /// Registers by dma-buf, else by address, as far as the setting allows. Throws Error with the
 /// reasons.
 std::vector<MemoryRegion> HeapRegistration::register_step(std::byte* start, std::size_t bytes) {
-  require(setting_ != "off", Code::unsupported, "SHOAL_VERBS_GPU_MEMORY is off");
+  require(setting_ != "off", Code::unsupported, "SHOAL-N385: SHOAL_VERBS_GPU_MEMORY is off");
   if (heap().on_host()) {
     set_method("host memory");
     return register_by_address(start, bytes, "pinned host memory");
@@ -35,7 +36,8 @@ std::vector<MemoryRegion> HeapRegistration::register_step(std::byte* start, std:
   const memory::NicAccess access = heap().device().nic_access();
   require(access.obstacle.empty(), Code::unsupported, "{}", access.obstacle);
   for (const Port* const port : ports_)
-    require(!port->is_software(), Code::unsupported, "{} is a device in software", port->label());
+    require(!port->is_software(), Code::unsupported, "SHOAL-N385: {} is a device in software",
+            port->label());
   std::string reasons;
   if (setting_ != "peermem") {
     try {
@@ -58,8 +60,8 @@ std::vector<MemoryRegion> HeapRegistration::register_by_address(std::byte* start
   for (const Port* const port : ports_) {
     MemoryRegion region = port->register_address(start, bytes);
     require(region.handle != nullptr, Code::unsupported,
-            "{}{} bytes of {} cannot be registered with {} by their address: {}{}. Setting: "
-            "SHOAL_VERBS_GPU_MEMORY",
+            "SHOAL-N405: {}{} bytes of {} cannot be registered with {} by their address: {}{}. "
+            "Setting: SHOAL_VERBS_GPU_MEMORY",
             reasons, bytes, what, port->label(), error_text(errno),
             heap().on_host() ? "" : " (kernel module nvidia-peermem)");
     regions.push_back(std::move(region));
@@ -72,7 +74,7 @@ std::vector<MemoryRegion> HeapRegistration::register_dma_buf(std::byte* start,
                                                              std::size_t bytes) const {
   for (const Port* const port : ports_)
     require(port->library().reg_dmabuf_mr != nullptr, Code::unsupported,
-            "{} has no ibv_reg_dmabuf_mr (since rdma-core 34)", port->library().file);
+            "SHOAL-N404: {} has no ibv_reg_dmabuf_mr (since rdma-core 34)", port->library().file);
   const memory::FileDescriptor exported = heap().device().export_dma_buf(start, bytes);
   std::vector<MemoryRegion> regions;
   for (const Port* const port : ports_)

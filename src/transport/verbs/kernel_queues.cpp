@@ -29,10 +29,11 @@ KernelQueues::KernelQueues(const Options& options)
       sink_(options.sink),
       peers_(static_cast<std::size_t>(options.n_pes)) {
   try {
-    require(port_ != nullptr, Code::unsupported,
-            "kernels cannot drive the queues of libibverbs; SHOAL_VERBS_INTERFACE is {}, allowed "
-            "with SHOAL_GDA: devx",
-            options.settings.verbs_interface);
+    require(
+        port_ != nullptr, Code::unsupported,
+        "SHOAL-N386: kernels cannot drive the queues of libibverbs; SHOAL_VERBS_INTERFACE is {}, "
+        "allowed with SHOAL_GDA: devx",
+        options.settings.verbs_interface);
     const std::int64_t chosen = options.settings.gda_queue_pairs;
     const auto each = static_cast<std::size_t>(chosen != 0 ? chosen : kDefaultQueuePairs);
     create(options, each);
@@ -82,7 +83,7 @@ void KernelQueues::connect(Pe pe, const PathAddress& path, std::span<const Queue
   if (theirs.size() != each_ || each_ == 0) {
     if (each_ != 0)
       to.obstacle = fmt::format(
-          "PE {} has {} queue pairs for kernels per peer, this PE {}; "
+          "SHOAL-N387: PE {} has {} queue pairs for kernels per peer, this PE {}; "
           "settings: SHOAL_GDA, SHOAL_GDA_QUEUE_PAIRS",
           pe, theirs.size(), each_);
   } else {
@@ -90,9 +91,11 @@ void KernelQueues::connect(Pe pe, const PathAddress& path, std::span<const Queue
     to.connected = true;
   }
   const std::string why = obstacle(pe);
-  require(why.empty() || !required_, Code::unsupported,
-          "SHOAL_GDA is on, but kernels do not reach PE {}: {}; allowed: off, automatic, on", pe,
-          why);
+  require(
+      why.empty() || !required_, Code::unsupported,
+      "SHOAL-N403: SHOAL_GDA is on, but kernels do not reach PE {}: {}; allowed: off, automatic, "
+      "on",
+      pe, why);
 }
 
 std::string KernelQueues::obstacle(Pe pe) const {

@@ -126,8 +126,9 @@ bool Network::read_ring(Connection& connection) {
         *reinterpret_cast<const RingSlot*>(ring + connection.read % kSlots * sizeof(RingSlot));
     ++connection.read;
     if (arrived - connection.read >= kSlots || slot.bytes > sizeof slot.data) {
-      engine_.fail_peer(connection.peer, fmt::format("its message {} of {} bytes is not valid",
-                                                     connection.read, slot.bytes));
+      engine_.fail_peer(connection.peer,
+                        fmt::format("SHOAL-N319: its message {} of {} bytes is not valid",
+                                    connection.read, slot.bytes));
       return true;
     }
     engine_.receive(slot.data, slot.bytes);
@@ -171,7 +172,7 @@ void Network::handle(Connection& connection, const ibv_wc& completion) {
   const std::string& trouble = connection.line.trouble;
   engine_.fail_peer(
       connection.peer,
-      fmt::format("{} is in error: {} (status {}, vendor {:#x}){}{}. Settings: "
+      fmt::format("SHOAL-N388: {} is in error: {} (status {}, vendor {:#x}){}{}. Settings: "
                   "SHOAL_VERBS_TIMEOUT, SHOAL_VERBS_RETRIES",
                   connection.queue->describe(), library_->wc_status_str(completion.status),
                   static_cast<int>(completion.status), completion.vendor_err,
@@ -227,8 +228,9 @@ bool Network::submit(Connection& connection, ibv_send_wr& first, std::size_t cou
   if (code == 0) return true;
   connection.issued -= count;
   connection.line.in_flight -= count;
-  engine_.fail_peer(connection.peer, fmt::format("{} takes no {}: {}", connection.queue->describe(),
-                                                 name_of(first.opcode), error_text(code)));
+  engine_.fail_peer(connection.peer,
+                    fmt::format("SHOAL-N407: {} takes no {}: {}", connection.queue->describe(),
+                                name_of(first.opcode), error_text(code)));
   return false;
 }
 

@@ -50,13 +50,14 @@ inline std::string refusal(const Demand& demand) {
   const std::size_t least = 2 * demand.queue_pairs;
   if (demand.completions < least)
     return fmt::format(
-        "the completion queue of {} has {} entries, the most of the device; {} queue pairs need at "
-        "least {}. Settings: SHOAL_VERBS_QUEUE_PAIRS ({}), SHOAL_NIC_LIST (more ports)",
+        "SHOAL-N396: the completion queue of {} has {} entries, the most of the device; {} queue "
+        "pairs need at least {}. Settings: SHOAL_VERBS_QUEUE_PAIRS ({}), SHOAL_NIC_LIST (more "
+        "ports)",
         demand.port, demand.completions, demand.queue_pairs, least, demand.each);
   if (atomics_of(demand, 1) == 0)
     return fmt::format(
-        "{} serves {} reads and atomics at a time; {} queue pairs need one each. Settings: "
-        "SHOAL_VERBS_QUEUE_PAIRS ({}), SHOAL_NIC_LIST (more ports)",
+        "SHOAL-N396: {} serves {} reads and atomics at a time; {} queue pairs need one each. "
+        "Settings: SHOAL_VERBS_QUEUE_PAIRS ({}), SHOAL_NIC_LIST (more ports)",
         demand.port, demand.most_atomics, demand.queue_pairs, demand.each);
   return "";
 }
@@ -67,8 +68,8 @@ inline std::vector<std::string> shortfalls(const Demand& demand) {
   const std::size_t needed = required_depth(demand.network_depth);
   if (demand.depth < needed)
     found.push_back(fmt::format(
-        "send queues of {} have {} requests, SHOAL_NETWORK_DEPTH={} fills {}, so calls wait for "
-        "room: {}",
+        "SHOAL-N398: send queues of {} have {} requests, SHOAL_NETWORK_DEPTH={} fills {}, so calls "
+        "wait for room: {}",
         demand.port, demand.depth, demand.network_depth, needed,
         needed <= demand.most_depth
             ? fmt::format("set SHOAL_VERBS_DEPTH={} (device: at most {})", needed,
@@ -79,9 +80,9 @@ inline std::vector<std::string> shortfalls(const Demand& demand) {
   const std::size_t entries = demand.queue_pairs * std::min(needed, demand.depth);
   if (demand.completions < entries)
     found.push_back(fmt::format(
-        "the completion queue of {} has {} entries, the most of the device; {} queue pairs fill "
-        "{}, so calls wait for room: set SHOAL_VERBS_QUEUE_PAIRS (now {}) or SHOAL_NETWORK_DEPTH "
-        "(now {}) lower, or use more ports (SHOAL_NIC_LIST)",
+        "SHOAL-N398: the completion queue of {} has {} entries, the most of the device; {} queue "
+        "pairs fill {}, so calls wait for room: set SHOAL_VERBS_QUEUE_PAIRS (now {}) or "
+        "SHOAL_NETWORK_DEPTH (now {}) lower, or use more ports (SHOAL_NIC_LIST)",
         demand.port, demand.completions, demand.queue_pairs, entries, demand.each,
         demand.network_depth));
   return found;
@@ -119,15 +120,15 @@ inline std::vector<std::string> shortfalls(const PeerQueues& queues, std::span<c
     const std::size_t requests = requests_of(load, queues);
     if (requests > queues.network_depth)
       found.push_back(fmt::format(
-          "{} has {} requests for one PE in flight, SHOAL_NETWORK_DEPTH={} allows fewer, so it "
-          "waits for room: set SHOAL_NETWORK_DEPTH={} and a SHOAL_VERBS_DEPTH that fits, or a "
-          "larger SHOAL_NETWORK_CHUNK",
+          "SHOAL-N398: {} has {} requests for one PE in flight, SHOAL_NETWORK_DEPTH={} allows "
+          "fewer, so it waits for room: set SHOAL_NETWORK_DEPTH={} and a SHOAL_VERBS_DEPTH that "
+          "fits, or a larger SHOAL_NETWORK_CHUNK",
           load.call, requests, queues.network_depth, requests));
     const std::size_t needed = required_depth(load, queues);
     if (queues.depth < needed)
       found.push_back(fmt::format(
-          "{} has {} requests on one queue pair in flight, send queues have {}, so it waits for "
-          "room: {}",
+          "SHOAL-N398: {} has {} requests on one queue pair in flight, send queues have {}, so it "
+          "waits for room: {}",
           load.call, needed, queues.depth,
           needed <= queues.most_depth
               ? fmt::format("set SHOAL_VERBS_DEPTH={} (device: at most {})", needed,

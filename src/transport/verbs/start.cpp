@@ -75,10 +75,11 @@ void Network::open_ports(const Context& context, std::size_t n_peers) {
   const bool only_these = !settings_.nic_list.empty() || !settings_.nic_mapping.empty();
   const PortChoice choice = choose_ports(offers, context.nics, only_these);
   require(!choice.ports.empty(), Code::unsupported, "{}", choice.reason);
-  require(choice.ports.size() * queue_pairs_ <= kMaxConnections, Code::unsupported,
-          "{} queue pairs for each peer on each of {} ports are more than {}. Settings: "
-          "SHOAL_VERBS_QUEUE_PAIRS, SHOAL_NIC_LIST",
-          queue_pairs_, choice.ports.size(), kMaxConnections);
+  require(
+      choice.ports.size() * queue_pairs_ <= kMaxConnections, Code::unsupported,
+      "SHOAL-N402: {} queue pairs for each peer on each of {} ports are more than {}. Settings: "
+      "SHOAL_VERBS_QUEUE_PAIRS, SHOAL_NIC_LIST",
+      queue_pairs_, choice.ports.size(), kMaxConnections);
   const std::size_t queue_pairs = n_peers * queue_pairs_;
   for (const std::size_t port : choice.ports) {
     auto line = std::make_unique<Line>(Line{.index = lines_.size()});
@@ -108,7 +109,7 @@ void Network::check_demand(Line& line, std::size_t queue_pairs) const {
   line.limits.atomics = static_cast<std::uint8_t>(atomics_of(demand, line.limits.atomics));
   if (engine_.my_pe() != 0) return;  // all PEs have the same settings
   for (const std::string& shortfall : verbs::shortfalls(demand))
-    log::warn("transport verbs: {}", shortfall);
+    log::warn("SHOAL-N398: transport verbs: {}", shortfall);
 }
 
 void Network::make_memory(Line& line, std::size_t connections) {
@@ -212,9 +213,10 @@ std::vector<std::byte> Network::address() {
 
 void Network::open(Peer& peer, std::span<const std::byte> bytes) {
   const auto header = message::header_of<AddressHeader>(bytes);
-  require(header.queue_pairs == queue_pairs_, Code::mismatch,
-          "it makes {} queue pairs per peer, this PE {}. Setting: SHOAL_VERBS_QUEUE_PAIRS",
-          header.queue_pairs, queue_pairs_);
+  require(
+      header.queue_pairs == queue_pairs_, Code::mismatch,
+      "SHOAL-N399: it makes {} queue pairs per peer, this PE {}. Setting: SHOAL_VERBS_QUEUE_PAIRS",
+      header.queue_pairs, queue_pairs_);
   const std::size_t queues = static_cast<std::size_t>(n_pes_) * queue_pairs_;
   const std::size_t port_bytes = sizeof(PortAddress) + queues * sizeof(QueueAddress);
   const std::size_t kernel_queues = static_cast<std::size_t>(n_pes_) * header.kernel_queues;
@@ -223,8 +225,8 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
               header.heap_bytes == heap_address_.size() &&
               bytes.size() == sizeof header + header.ports * port_bytes + header.heap_bytes +
                                   kernel_queues * sizeof(QueueAddress),
-          Code::mismatch, "its address has {} bytes for {} ports and {} PEs", bytes.size(),
-          header.ports, header.n_pes);
+          Code::mismatch, "SHOAL-N310: its address has {} bytes for {} ports and {} PEs",
+          bytes.size(), header.ports, header.n_pes);
   Link& link = this->link(peer);
   const std::size_t ports = std::min<std::size_t>(header.ports, lines_.size());
   link.all.resize(ports * queue_pairs_);
@@ -254,10 +256,10 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
 void Network::connect(Connection& connection, const PortAddress& port, const QueueAddress& queue) {
   const Port& mine = *connection.line.port;
   require(queue.number != 0 && queue.ring < port.connections, Code::mismatch,
-          "it has no queue pair for this PE");
+          "SHOAL-N310: it has no queue pair for this PE");
   require(port.path.ethernet == mine.path().ethernet, Code::mismatch,
-          "its port {} is {}, this PE's port {} is {}. Setting: SHOAL_NIC_LIST", port.name,
-          port.path.ethernet != 0 ? "Ethernet" : "InfiniBand", mine.label(),
+          "SHOAL-N400: its port {} is {}, this PE's port {} is {}. Setting: SHOAL_NIC_LIST",
+          port.name, port.path.ethernet != 0 ? "Ethernet" : "InfiniBand", mine.label(),
           mine.path().ethernet != 0 ? "Ethernet" : "InfiniBand");
   const RingLayout layout{port.connections};
   const auto at = [&](std::size_t offset) {

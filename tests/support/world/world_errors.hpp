@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shoal/world.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 
@@ -35,8 +36,9 @@ inline std::vector<std::string> errors_of(
   return errors;
 }
 
+/// Ids of messages in `text` are ignored.
 inline bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
+  return without_ids(text).find(part) != std::string::npos;
 }
 
 }  // namespace shoal::test

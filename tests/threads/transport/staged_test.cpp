@@ -174,7 +174,7 @@ TEST(Staged, ReportsAFailureAtTheOtherPe) {
   const FakeCuda fake({.gpus = 2, .failing_function = "copy", .failing_call = copies});
   expect_error(
       Code::system,
-      "operation of PE 0 on the heap of PE 1 in GPU memory failed there: shoal: put of 4000 bytes",
+      "operation of PE 0 on the heap of PE 1 in GPU memory failed there: put of 4000 bytes",
       [&] { run_threads(2, staged_settings(1), put); });
 }
 

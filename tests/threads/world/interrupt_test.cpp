@@ -56,7 +56,7 @@ TEST_F(Interrupts, AWaitEndsAndTheWorldGoesOn) {
     if (world.my_pe() == 0) {
       const std::string error =
           interrupted([&] { world.wait_until(flag.data(), Compare::equal, 1); });
-      expect_parts(error, {"system: shoal: wait_until was interrupted on PE 0 of 2"});
+      expect_parts(error, {"system: wait_until was interrupted on PE 0 of 2"});
     }
     barrier(world.team());
   });
@@ -86,7 +86,7 @@ TEST_F(Interrupts, AGroupNamesTheInterruptedRankAsTheCause) {
     }
   };
   EXPECT_NO_THROW(run_threads(2, settings(), body));
-  EXPECT_TRUE(errors[0].starts_with("system: shoal: dispatch (epoch 1) was interrupted on PE 0"))
+  EXPECT_TRUE(errors[0].starts_with("system: SHOAL-N553: dispatch (epoch 1) was interrupted on PE 0"))
       << errors[0];
   expect_parts(errors[1], {"PE 0"});
 }

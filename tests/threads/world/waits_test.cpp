@@ -148,7 +148,7 @@ TEST(Waits, ABlockEndsAtTheDeadline) {
     }
   });
   EXPECT_EQ(errors[0], "");
-  EXPECT_TRUE(errors[1].starts_with("timeout: shoal: wait_until timed out after 200 ms"))
+  EXPECT_TRUE(errors[1].starts_with("timeout: SHOAL-N170: wait_until timed out after 200 ms"))
       << errors[1];
 }
 

@@ -53,8 +53,9 @@ TEST_F(RendezvousTest, NamesThoseThatDoNotConnect) {
   root.tick(now + milliseconds(1000));
   const Failure failure = sent(6);
   EXPECT_EQ(failure.code, Code::timeout);
-  EXPECT_EQ(failure.message,
-            "PEs 2, 5 of 8 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
+  EXPECT_EQ(
+      failure.message,
+      "SHOAL-N144: PEs 2, 5 of 8 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS");
   EXPECT_EQ(root.join(2, hello(8), now)->message, failure.message)
       << "a late PE receives the failure";
 }
@@ -63,9 +64,10 @@ TEST_F(RendezvousTest, RemarkExplainsMissingPes) {
   root.join(0, hello(2), now);
   root.set_remark("7 connections came without proof of the key");
   root.tick(now + milliseconds(1000));
-  EXPECT_EQ(sent(1).message,
-            "PE 1 of 2 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS. 7 "
-            "connections came without proof of the key");
+  EXPECT_EQ(
+      sent(1).message,
+      "SHOAL-N144: PE 1 of 2 did not connect within 1000 ms. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS. 7 "
+      "connections came without proof of the key");
 }
 
 TEST_F(RendezvousTest, CountsMissingPes) {
@@ -106,9 +108,10 @@ TEST_F(RendezvousTest, CallTimesOutNamingTheMissing) {
   call(1, "heap");
   call(2, "heap");
   root.tick(now + milliseconds(500));
-  EXPECT_EQ(sent(4).message,
-            "PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: "
-            "SHOAL_BOOTSTRAP_TIMEOUT_MS");
+  EXPECT_EQ(
+      sent(4).message,
+      "SHOAL-N129: PEs 0, 3 of 4 did not call barrier(\"heap\") within 500 ms of PE 1. Setting: "
+      "SHOAL_BOOTSTRAP_TIMEOUT_MS");
 }
 
 TEST_F(RendezvousTest, LostPeFailsAllByName) {

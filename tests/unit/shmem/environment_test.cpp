@@ -57,7 +57,7 @@ TEST(ShmemEnvironment, ASizeBeyondTheRangeNamesTheVariable) {
       read({{"SHMEM_SYMMETRIC_SIZE", text}});
       ADD_FAILURE() << text;
     } catch (const Error& error) {
-      EXPECT_EQ(error.what(), "shoal: SHMEM_SYMMETRIC_SIZE is \"" + std::string(text) +
+      EXPECT_EQ(error.what(), "SHOAL-N829: SHMEM_SYMMETRIC_SIZE is \"" + std::string(text) +
                                   "\"; allowed: 0 to 35184372088832 bytes");
     }
   }
@@ -90,7 +90,7 @@ TEST(ShmemEnvironment, ABadSizeNamesTheVariable) {
   } catch (const Error& error) {
     EXPECT_STREQ(
         error.what(),
-        "shoal: SMA_SYMMETRIC_SIZE is \"many\"; allowed: a number of bytes with an optional "
+        "SHOAL-N829: SMA_SYMMETRIC_SIZE is \"many\"; allowed: a number of bytes with an optional "
         "suffix K, M, G or T, such as 512M or 1.5G");
   }
 }

@@ -263,7 +263,7 @@ TEST_P(CudaPipeline, ASignalFollowsAllEarlierPuts) {
 TEST_P(CudaPipeline, UsesItsStreamsAndEventsWhenItIsMade) {
   CopyPipeline pipeline(heap_, kPes);
   const std::size_t made = streams_.queues.size(), events = streams_.events.size();
-  EXPECT_EQ(made, 3u);
+  EXPECT_EQ(made, 4u) << "with the stream of the GPU";
   EXPECT_EQ(streams_.memory_operations, GetParam() ? 1 : 0);
   for (const auto& [stream, queue] : streams_.queues) EXPECT_TRUE(queue.empty());
   for (std::size_t i = 0; i < 6; ++i) pipeline.put_nbi(1, i * 16, &source_[0], 16);

@@ -204,9 +204,10 @@ TEST(VerbsRequirements, ShortfallsNameNeedLimitAndSetting) {
   EXPECT_TRUE(shortfalls(demand).empty());  // the defaults
   demand.depth = 385;
   ASSERT_EQ(shortfalls(demand).size(), 1u);
-  EXPECT_EQ(shortfalls(demand)[0],
-            "send queues of mlx5_0:1 have 385 requests, SHOAL_NETWORK_DEPTH=256 fills 386, so "
-            "calls wait for room: set SHOAL_VERBS_DEPTH=386 (device: at most 32768)");
+  EXPECT_EQ(
+      shortfalls(demand)[0],
+      "SHOAL-N398: send queues of mlx5_0:1 have 385 requests, SHOAL_NETWORK_DEPTH=256 fills 386, "
+      "so calls wait for room: set SHOAL_VERBS_DEPTH=386 (device: at most 32768)");
   demand.most_depth = 385;
   expect_parts(shortfalls(demand)[0], {"the device has at most 385: set SHOAL_VERBS_DEPTH=385 and "
                                        "a smaller SHOAL_NETWORK_DEPTH"});
@@ -245,9 +246,10 @@ TEST(VerbsRequirements, ShortfallsOfLoadsNameCallNeedLimitAndSetting) {
   EXPECT_TRUE(found().empty()) << found()[0];
   queues.depth = 217;
   ASSERT_EQ(found().size(), 1u);
-  EXPECT_EQ(found()[0],
-            "low_latency_dispatch has 218 requests on one queue pair in flight, send queues have "
-            "217, so it waits for room: set SHOAL_VERBS_DEPTH=218 (device: at most 1024)");
+  EXPECT_EQ(
+      found()[0],
+      "SHOAL-N398: low_latency_dispatch has 218 requests on one queue pair in flight, send "
+      "queues have 217, so it waits for room: set SHOAL_VERBS_DEPTH=218 (device: at most 1024)");
   queues.most_depth = 217;
   ASSERT_EQ(found().size(), 1u);
   expect_parts(found()[0], {"the device has at most 217: set a larger SHOAL_VERBS_QUEUE_PAIRS or "
@@ -255,10 +257,11 @@ TEST(VerbsRequirements, ShortfallsOfLoadsNameCallNeedLimitAndSetting) {
   queues.depth = 218;
   queues.network_depth = 199;
   ASSERT_EQ(found().size(), 1u);
-  EXPECT_EQ(found()[0],
-            "low_latency_dispatch has 200 requests for one PE in flight, SHOAL_NETWORK_DEPTH=199 "
-            "allows fewer, so it waits for room: set SHOAL_NETWORK_DEPTH=200 and a "
-            "SHOAL_VERBS_DEPTH that fits, or a larger SHOAL_NETWORK_CHUNK");
+  EXPECT_EQ(
+      found()[0],
+      "SHOAL-N398: low_latency_dispatch has 200 requests for one PE in flight, "
+      "SHOAL_NETWORK_DEPTH=199 allows fewer, so it waits for room: set SHOAL_NETWORK_DEPTH=200 and a "
+      "SHOAL_VERBS_DEPTH that fits, or a larger SHOAL_NETWORK_CHUNK");
 }
 
 TEST(VerbsRequirements, ReadsAndAtomicsAreShared) {

@@ -31,7 +31,8 @@ class CurrentGpu {
 void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
           const GateArrays& to) {
   require(options.experts <= Gate::kMostExperts, Code::unsupported,
-          "GateOptions::experts is {}; on GPUs at most {}", options.experts, Gate::kMostExperts);
+          "SHOAL-N508: GateOptions::experts is {}; on GPUs at most {}", options.experts,
+          Gate::kMostExperts);
   const CurrentGpu current(logits.device.index);
   CurrentGpu::checked(launch_gate({.logits = logits.as<float>(),
                                    .bias = bias.defined() ? bias.as<float>() : nullptr,

@@ -40,7 +40,8 @@ std::uint64_t CapturedMemory::enter(cudaStream_t on) {
   check(cudaStreamIsCapturing(on, &status), "Launch.stream");
   if (status == cudaStreamCaptureStatusNone) return 0;
   require(status == cudaStreamCaptureStatusActive, Code::invalid_argument,
-          "Launch.stream: the capture of this stream has failed; end it (cudaStreamEndCapture)");
+          "SHOAL-N535: Launch.stream: the capture of this stream has failed; end it "
+          "(cudaStreamEndCapture)");
   unsigned long long capture = 0;
   cudaGraph_t graph = nullptr;
   check(cudaStreamGetCaptureInfo(on, &status, &capture, &graph), "Launch.stream");

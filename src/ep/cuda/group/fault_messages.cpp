@@ -77,50 +77,55 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
   group.report->fault = static_cast<std::uint32_t>(Fault::none);  // each is reported once
   switch (fault) {
     case Fault::mismatch:
-      fail(
-          Code::mismatch,
-          "ranks of the group call different operations: PE {} and PE {} differ in operation, dtype, scales, weights "
-          "or handle ({}, epoch {}){}{}",
-          state.team.world_pe(0), pe, operation_of(report.phase), epoch,
-          refusal_by(state, report, 0), refusal_by(state, report, report.rank));
+      fail(Code::mismatch,
+           "SHOAL-N540: ranks of the group call different operations: PE {} and PE {} differ in "
+           "operation, dtype, scales, weights or handle ({}, epoch {}){}{}",
+           state.team.world_pe(0), pe, operation_of(report.phase), epoch,
+           refusal_by(state, report, 0), refusal_by(state, report, report.rank));
     case Fault::no_dispatch:
-      fail(
-          Code::invalid_argument,
-          "{} (epoch {}): the handle is of a dispatch that did not take place; Group::synchronize says why",
-          operation_of(report.phase), epoch);
+      fail(Code::invalid_argument,
+           "SHOAL-N541: {} (epoch {}): the handle is of a dispatch that did not take place; "
+           "Group::synchronize says why",
+           operation_of(report.phase), epoch);
     case Fault::no_room:
       detail::fail_no_room(state, pe, state.shape.max_received());
     case Fault::too_many_rows:
       fail(Code::exhausted,
-           "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe,
-           allowed, value);
+           "SHOAL-N542: dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is "
+           "sent {}",
+           pe, allowed, value);
     case Fault::too_many_expert_major:
       fail(
           Code::exhausted,
-          "dispatch: PE {} is sent {} rows, one for each expert of a token and gaps of expert_alignment included, but "
-          "its result has room for {} (DispatchOptions.worst_case_rows; where that is 0, what GroupOptions.max_tokens, "
-          "now {}, leaves in a result). Raise it; with worst_case_rows a result may also take the room of others "
-          "(live_results, now {})",
+          "SHOAL-N542: dispatch: PE {} is sent {} rows, one for each expert of a token and gaps of "
+          "expert_alignment included, but its result has room for {} "
+          "(DispatchOptions.worst_case_rows; where that is 0, what GroupOptions.max_tokens, now "
+          "{}, leaves in a result). Raise it; with worst_case_rows a result may also take the room "
+          "of others (live_results, now {})",
           pe, value, allowed, state.shape.max_tokens, state.shape.live_results);
     case Fault::bad_index:
       fail(Code::invalid_argument,
-           "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as -1",
+           "SHOAL-N543: {}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as "
+           "-1",
            operation_of(report.phase), token, allowed, value, state.shape.experts - 1);
     case Fault::bad_row:
       fail(Code::invalid_argument,
-           "combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}. It counts as -1",
+           "SHOAL-N544: combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}. It "
+           "counts as -1",
            token, static_cast<std::uint64_t>(report.seen), value, allowed);
     default:
-      fail(Code::invalid_argument,
-           "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",
-           operation_of(report.phase), token, value);
+      fail(
+          Code::invalid_argument,
+          "SHOAL-N545: {}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",
+          operation_of(report.phase), token, value);
   }
 }
 
 }  // namespace
 
 void CudaGroup::throw_failed() {
-  require(state.failure.empty(), Code::closed, "the group failed before: {}", state.failure);
+  require(state.failure.empty(), Code::closed, "SHOAL-N511: the group failed before: {}",
+          state.failure);
   const auto fault = static_cast<Fault>(report->fault);
   if (is_fatal(fault)) throw_fatal(*this, fault);
 }
@@ -132,7 +137,8 @@ void CudaGroup::warn_of_unnoticed_fault() {
   if (fault == Fault::peer_failed)
     context.peer = fmt::format("PE {} has given this group up", context.pe);
   log::warn(
-      "an ep::Group has failed on the GPU, and no call of it has thrown this yet, as where only graphs are replayed: {}",
+      "SHOAL-N546: an ep::Group has failed on the GPU, and no call of it has thrown this yet, as "
+      "where only graphs are replayed: {}",
       fatal_error(*report, context).what());
 }
 

@@ -27,23 +27,26 @@ Error fatal_error(const FaultReport& report, const FaultContext& context) {
     return Error(
         context.network ? context.network->code() : Code::timeout,
         fmt::format(
-            "{} (epoch {}) failed on PE {} of {}: the network did not take what kernels send to PE {}, phase {}: {}",
+            "SHOAL-N550: {} (epoch {}) failed on PE {} of {}: the network did not take what "
+            "kernels send to PE {}, phase {}: {}",
             operation, epoch, context.me, context.n_pes, context.pe, text_of(report.phase).name,
             context.network
                 ? context.network->reason()
-                : "no room in its queue, or no completion, within the timeout. Setting: SHOAL_TIMEOUT_MS."));
+                : "SHOAL-N550: no room in its queue, or no completion, within the timeout. "
+                  "Setting: SHOAL_TIMEOUT_MS."));
   const std::string waited =
       fmt::format("on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}",
                   context.me, context.n_pes, text_of(report.phase).awaited, context.pe, epoch,
                   static_cast<std::uint64_t>(report.seen), text_of(report.phase).name);
   const std::string network = describe_network(context.network);
   if (fault == Fault::timeout)
-    return Error(Code::timeout,
-                 fmt::format("{} (epoch {}) timed out after {} ms {}; {}{}. Setting: {}.",
-                             operation, epoch, context.timeout.count(), waited, context.peer,
-                             network, context.timeout_setting));
-  return Error(Code::peer_failed, fmt::format("{} (epoch {}) failed {}; {}{}", operation, epoch,
-                                              waited, context.peer, network));
+    return Error(
+        Code::timeout,
+        fmt::format("SHOAL-N551: {} (epoch {}) timed out after {} ms {}; {}{}. Setting: {}.",
+                    operation, epoch, context.timeout.count(), waited, context.peer, network,
+                    context.timeout_setting));
+  return Error(Code::peer_failed, fmt::format("SHOAL-N552: {} (epoch {}) failed {}; {}{}",
+                                              operation, epoch, waited, context.peer, network));
 }
 
 }  // namespace shoal::ep::cuda

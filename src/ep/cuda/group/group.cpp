@@ -50,8 +50,8 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
   gpu.activate();
   multiprocessors = gpu.multiprocessors;
   require(state.shape.ranks <= kMaxDeviceRanks, Code::unsupported,
-          "an ep::Group on GPUs has at most {} ranks; this team has {}", kMaxDeviceRanks,
-          state.shape.ranks);
+          "SHOAL-N555: an ep::Group on GPUs has at most {} ranks; this team has {}",
+          kMaxDeviceRanks, state.shape.ranks);
   resources = std::make_shared<GroupResources>(gpu);
   recent_.emplace(resources);
   stream = resources->stream;
@@ -68,7 +68,7 @@ CudaGroup::~CudaGroup() {
   try {
     if (state.world->memory().cuda() != nullptr) state.world->memory().cuda()->activate();
   } catch (const std::exception& error) {
-    log::warn("an ep::Group could not reach its GPU: {}", error.what());
+    log::warn("SHOAL-N556: an ep::Group could not reach its GPU: {}", error.what());
   }
   const RelaxedCapture relaxed;  // a collector of garbage may end the group at any time
   if (left_ && !capturing(last_stream)) (void)cudaEventRecord(between_, last_stream);

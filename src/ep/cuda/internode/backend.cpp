@@ -142,11 +142,10 @@ class InternodeBackend final : public detail::Backend {
     if (state_.world->settings().ep_between_nodes != "kernels") return;
     release();
     shoal::detail::release_staging(*state_.world, state_.host_offset);
-    fail(
-        Code::unsupported,
-        "SHOAL_EP_BETWEEN_NODES is kernels, but this ep::Group cannot have them: {}; with automatic, its rows go "
-        "through host memory",
-        reason);
+    fail(Code::unsupported,
+         "SHOAL-N557: SHOAL_EP_BETWEEN_NODES is kernels, but this ep::Group cannot have them: {}; "
+         "with automatic, its rows go through host memory",
+         reason);
   }
 
   void synchronize_kernels() {

@@ -47,14 +47,14 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   require(
       options.defer_receive || parts_->combines_received == state.low_latency_combine_epoch,
       Code::invalid_argument,
-      "low_latency_combine: with defer_receive = false its receive would come before that of number {}, which has "
-      "not been received; receive that first",
+      "SHOAL-N523: low_latency_combine: with defer_receive = false its receive would come before "
+      "that of number {}, which has not been received; receive that first",
       parts_->combines_received + 1);
   parts_->bound_blocks();
   require(
       options.out.defined() || !group_.captures(), Code::invalid_argument,
-      "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
-      "the graph");
+      "SHOAL-N536: low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the "
+      "result's memory must outlive the graph");
   group_.uses(handle.block);
 
   auto pending = std::make_shared<CudaPendingCombine>();

@@ -15,8 +15,8 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   const std::uint64_t epoch = state.low_latency_dispatch_epoch + 1;
   require(
       options.defer_receive || parts_->dispatches_received + 1 == epoch, Code::invalid_argument,
-      "low_latency_dispatch: with defer_receive = false its receive would come before that of number {}, which has "
-      "not been received; receive that first",
+      "SHOAL-N523: low_latency_dispatch: with defer_receive = false its receive would come before "
+      "that of number {}, which has not been received; receive that first",
       parts_->dispatches_received + 1);
   parts_->result(epoch, options.quantize);  // allocates before anything is sent
 

@@ -17,25 +17,25 @@ LowLatency::LowLatency(CudaGroup& group, bool internode)
   parts_ = std::make_unique<Parts>(group, handle_bytes, pending_bytes);
   if (shape.low_latency_max_tokens == 0) return;
   require(shape.low_latency_max_tokens < kMaxSlotTokens, Code::unsupported,
-          "GroupOptions.low_latency_max_tokens is {}; on GPUs at most {}",
+          "SHOAL-N555: GroupOptions.low_latency_max_tokens is {}; on GPUs at most {}",
           shape.low_latency_max_tokens, kMaxSlotTokens - 1);
-  require(
-      shape.local_experts <= kMaxLocalExperts, Code::unsupported,
-      "low-latency mode on GPUs has at most {} experts a rank; this group has {} (GroupOptions.experts)",
-      kMaxLocalExperts, shape.local_experts);
-  require(
-      shape.local_experts * shape.low_latency_rows() < kMaxLowLatencyRows, Code::unsupported,
-      "low-latency mode on GPUs has fewer than {} rows a rank; experts * low_latency_max_tokens is {}",
-      kMaxLowLatencyRows, shape.local_experts * shape.low_latency_rows());
+  require(shape.local_experts <= kMaxLocalExperts, Code::unsupported,
+          "SHOAL-N555: low-latency mode on GPUs has at most {} experts a rank; this group has {} "
+          "(GroupOptions.experts)",
+          kMaxLocalExperts, shape.local_experts);
+  require(shape.local_experts * shape.low_latency_rows() < kMaxLowLatencyRows, Code::unsupported,
+          "SHOAL-N555: low-latency mode on GPUs has fewer than {} rows a rank; experts * "
+          "low_latency_max_tokens is {}",
+          kMaxLowLatencyRows, shape.local_experts * shape.low_latency_rows());
   const detail::DeviceLayout layout(shape);
-  require(
-      layout.combine_places * (layout.combine_row_bytes / sizeof(uint4)) < kMaxCombineRowChunks,
-      Code::unsupported,
-      "low-latency mode on GPUs has at most 64 GiB of combine rows; low_latency_max_tokens ({}) tokens of {} "
-      "ranks have room for {} of {} bytes",
-      shape.low_latency_max_tokens, shape.ranks, layout.combine_places, layout.combine_row_bytes);
+  require(layout.combine_places * (layout.combine_row_bytes / sizeof(uint4)) < kMaxCombineRowChunks,
+          Code::unsupported,
+          "SHOAL-N555: low-latency mode on GPUs has at most 64 GiB of combine rows; "
+          "low_latency_max_tokens ({}) tokens of {} ranks have room for {} of {} bytes",
+          shape.low_latency_max_tokens, shape.ranks, layout.combine_places,
+          layout.combine_row_bytes);
   require(shape.hidden < std::int64_t{1} << 30, Code::unsupported,
-          "GroupOptions.hidden is {}; on GPUs at most 2^30 - 1", shape.hidden);
+          "SHOAL-N555: GroupOptions.hidden is {}; on GPUs at most 2^30 - 1", shape.hidden);
   const memory::Device& gpu = *group.state.world->memory().cuda();
   parts_->limits.multiprocessors = gpu.multiprocessors;
   parts_->limits.dependent_launch = gpu.compute_capability >= 90;

@@ -159,8 +159,8 @@ struct LowLatency::Parts {
     try {
       for (auto& half : made) half = group.resources->allocate_apart(bytes, group.resources);
     } catch (const Error& error) {
-      fail(Code::exhausted, "{}: {} bytes of GPU memory for its results: {}", what, bytes,
-           error.what());
+      fail(Code::exhausted, "SHOAL-N560: {}: {} bytes of GPU memory for its results: {}", what,
+           bytes, error.what());
     }
     halves = std::move(made);
   }
@@ -190,10 +190,10 @@ struct LowLatency::Parts {
     try {
       return group.tensor(group.allocate(bytes), 0, DataType::bfloat16, {tokens, shape().hidden});
     } catch (const Error& error) {
-      fail(
-          Code::exhausted,
-          "low_latency_combine: {} bytes of GPU memory for its result (or give LowLatencyCombineOptions.out): {}",
-          bytes, error.what());
+      fail(Code::exhausted,
+           "SHOAL-N560: low_latency_combine: {} bytes of GPU memory for its result (or give "
+           "LowLatencyCombineOptions.out): {}",
+           bytes, error.what());
     }
   }
 
@@ -222,8 +222,8 @@ struct LowLatency::Parts {
       masked[rank] = 1;
       const GroupState& state = group.state;
       log::warn(
-          "low-latency mode on PE {}: PE {} did not come within {} ms (longer where it waited for another), or has "
-          "left this PE out; it is masked from now on",
+          "SHOAL-N561: low-latency mode on PE {}: PE {} did not come within {} ms (longer where it "
+          "waited for another), or has left this PE out; it is masked from now on",
           state.team.world_pe(state.me), state.team.world_pe(static_cast<Pe>(rank)),
           state.timeout.count());
     }

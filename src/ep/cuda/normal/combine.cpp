@@ -33,9 +33,9 @@ std::uint64_t Normal::offset_in_block(const TensorView& data) const {
 void Normal::require_staging() const {
   require(
       state_.shape.combine_staging, Code::invalid_argument,
-      "combine: y or its weights lie outside the symmetric heap, y in no buffer that this PE shares "
-      "(SymmetricHeap::share_buffer), and this group was made without room for a copy "
-      "(GroupOptions.combine_staging)");
+      "SHOAL-N565: combine: y or its weights lie outside the symmetric heap, y in no buffer that "
+      "this PE shares (SymmetricHeap::share_buffer), and this group was made without room for a "
+      "copy (GroupOptions.combine_staging)");
 }
 
 /// The offset in the block at which other ranks find `data`: in place where it is in the symmetric
@@ -51,8 +51,9 @@ std::uint64_t Normal::reachable(const TensorView& data, std::size_t staging,
                                                      : layout.normal_end - layout.staging_weights;
   require(
       data.shape[0] * row_bytes <= room, Code::invalid_argument,
-      "combine: {} outside the symmetric heap has {} bytes, and there is room for a copy of {}; write the expert output to "
-      "Dispatched::x, or raise GroupOptions.max_tokens (now {})",
+      "SHOAL-N565: combine: {} outside the symmetric heap has {} bytes, and there is room for a "
+      "copy of {}; write the expert output to Dispatched::x, or raise GroupOptions.max_tokens (now "
+      "{})",
       [&] { return data.describe(); }, data.shape[0] * row_bytes, room, state_.shape.max_tokens);
   check(cudaMemcpy2DAsync(block() + staging, row_bytes, data.data,
                           data.strides[0] * size_of(data.dtype), row_bytes, data.shape[0],
@@ -138,12 +139,11 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   const bool captured = group_.captures();
-  require(
-      !captured ||
-          (options.out.defined() && (!options.weights.defined() || options.out_weights.defined())),
-      Code::invalid_argument,
-      "combine: a captured stream needs CombineOptions.out, and with weights CombineOptions.out_weights: the memory of "
-      "results must outlive the graph");
+  require(!captured || (options.out.defined() &&
+                        (!options.weights.defined() || options.out_weights.defined())),
+          Code::invalid_argument,
+          "SHOAL-N536: combine: a captured stream needs CombineOptions.out, and with weights "
+          "CombineOptions.out_weights: the memory of results must outlive the graph");
   group_.uses(handle.block);
   group_.uses(routing.block);
 

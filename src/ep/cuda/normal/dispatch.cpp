@@ -46,25 +46,25 @@ std::uint32_t Normal::table_bytes(const detail::DispatchCall& call) const {
 void Normal::check_dispatch(const detail::DispatchCall& call) const {
   require(
       !call.waits_for_sizes() || !group_.captures(), Code::invalid_argument,
-      "dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, which a captured stream "
-      "cannot; set it, or use a cached handle");
+      "SHOAL-N537: dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, "
+      "which a captured stream cannot; set it, or use a cached handle");
   require(
       !call.options.copy_out || !group_.captures(), Code::invalid_argument,
-      "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
-      "the result where it lies");
+      "SHOAL-N536: dispatch: DispatchOptions.copy_out on a captured stream: the memory of results "
+      "must outlive the graph; use the result where it lies");
   require(
       call.expert_alignment() == 0 || internode_ != nullptr ||
           fits_with_table(static_cast<std::uint32_t>(call.row_bytes()),
                           static_cast<std::uint32_t>(call.scale_bytes()), limits_,
                           table_bytes(call)),
       Code::unsupported,
-      "dispatch: DispatchOptions.expert_major with {} experts and rows of {} bytes: 4 bytes an expert and two rows must "
-      "fit into {} bytes of a GPU's shared memory",
+      "SHOAL-N555: dispatch: DispatchOptions.expert_major with {} experts and rows of {} bytes: 4 "
+      "bytes an expert and two rows must fit into {} bytes of a GPU's shared memory",
       state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
   require(
       internode_ == nullptr || region_rows(call) < kMaxDeviceTokens, Code::unsupported,
-      "dispatch: a result of {} rows between nodes; at most {}", [&] { return region_rows(call); },
-      kMaxDeviceTokens - 1);
+      "SHOAL-N566: dispatch: a result of {} rows between nodes; at most {}",
+      [&] { return region_rows(call); }, kMaxDeviceTokens - 1);
 }
 
 /// The parameters of the kernel. `region` is nullptr where the arena has no room: the kernel then
@@ -184,8 +184,8 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   const auto outcome = state_.world->waits().poll_elsewhere(ready, deadline);
   group_.throw_reported();
   if (outcome == shoal::detail::WaitOutcome::interrupted) {
-    state_.failure = fmt::format("dispatch (epoch {}) was interrupted on PE {}", state_.epoch,
-                                 state_.team.world_pe(state_.me));
+    state_.failure = fmt::format("SHOAL-N553: dispatch (epoch {}) was interrupted on PE {}",
+                                 state_.epoch, state_.team.world_pe(state_.me));
     throw Error(Code::system, state_.failure);
   }
   if (outcome != shoal::detail::WaitOutcome::ready) {

@@ -13,8 +13,8 @@ NormalExpand expand_parameters(const ExpandOptions& options) {
   const std::int64_t experts = options.expert_ends.shape[0];
   require(x.shape[0] < kMost && options.out.shape[0] < kMost && experts <= kMostExperts,
           Code::unsupported,
-          "expand: {} rows to {} rows of {} experts; on GPUs fewer than {} rows and at most {} "
-          "experts",
+          "SHOAL-N555: expand: {} rows to {} rows of {} experts; on GPUs fewer than {} rows and at "
+          "most {} experts",
           x.shape[0], options.out.shape[0], experts, kMost, kMostExperts);
   NormalExpand params{};
   params.x = x.as<std::byte>();

@@ -104,7 +104,8 @@ void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCo
     const std::int64_t columns = from.rank == 1 ? 1 : from.shape[1];
     const std::int64_t step = to.rank == 1 || columns == 1 ? 1 : to.strides[1];
     require(from.size() * words < std::int64_t{1} << 31, Code::unsupported,
-            "unpack: {} has 2^31 words or more", [&view = from] { return view.describe(); });
+            "SHOAL-N555: unpack: {} has 2^31 words or more",
+            [&view = from] { return view.describe(); });
     params.arrays[params.count++] = {.from = from.as<std::uint32_t>(),
                                      .to = to.as<std::uint32_t>(),
                                      .from_stride = from.strides[0] * words,
@@ -129,11 +130,12 @@ Normal::Normal(CudaGroup& group, const Internode* internode)
   require(
       group.state.shape.max_tokens == 0 || group.state.shape.max_row_bytes + scales <= kMaxRowBytes,
       Code::unsupported,
-      "rows of {} bytes and {} bytes of scales; on GPUs at most {} together (GroupOptions.hidden, dtype)",
+      "SHOAL-N555: rows of {} bytes and {} bytes of scales; on GPUs at most {} together "
+      "(GroupOptions.hidden, dtype)",
       group.state.shape.max_row_bytes, scales, kMaxRowBytes);
   require(group.state.shape.max_tokens < kMaxDeviceTokens, Code::unsupported,
-          "GroupOptions.max_tokens is {}; on GPUs at most {}", group.state.shape.max_tokens,
-          kMaxDeviceTokens - 1);
+          "SHOAL-N555: GroupOptions.max_tokens is {}; on GPUs at most {}",
+          group.state.shape.max_tokens, kMaxDeviceTokens - 1);
 }
 
 void Normal::open() {
@@ -164,7 +166,7 @@ void read_experts(const detail::RoutingState& routing, std::int64_t token, std::
   const auto& of_cuda = static_cast<const CudaRouting&>(routing);
   const std::shared_ptr<GroupState> group = of_cuda.group.lock();
   require(group != nullptr && !group->closed, Code::closed,
-          "is_token_in_rank: the group of this routing is closed");
+          "SHOAL-N510: is_token_in_rank: the group of this routing is closed");
   group->backend->synchronize();
   const std::int32_t top_k = routing.shape.top_k;
   const auto failure = of_cuda.calls->on_own_stream([&](cudaStream_t on) -> std::optional<Error> {

@@ -140,8 +140,8 @@ Combined StagedNormal::combine(const TensorView& y, const HandleState& handle,
   const std::size_t bytes = rows * y.shape[1] * size_of(y.dtype);
   require(
       bytes <= layout_.staging_weights - layout_.staging, Code::invalid_argument,
-      "combine: y is {}, {} bytes; there is room for {} on their way through the host. Raise "
-      "GroupOptions.max_tokens (now {}), and set combine_staging",
+      "SHOAL-N565: combine: y is {}, {} bytes; there is room for {} on their way through the host. "
+      "Raise GroupOptions.max_tokens (now {}), and set combine_staging",
       [&] { return y.describe(); }, bytes, layout_.staging_weights - layout_.staging,
       staging_.group.shape.max_tokens);
   TensorView outputs(staging_.group.block + layout_.staging, y.dtype, {rows, y.shape[1]});

@@ -45,7 +45,8 @@ class StagedCall {
     check(cudaStreamIsCapturing(stream_, &capture), "state of a stream");
     require(
         capture == cudaStreamCaptureStatusNone, Code::unsupported,
-        "a group whose ranks are on several nodes passes rows through the host, which a captured stream cannot");
+        "SHOAL-N538: a group whose ranks are on several nodes passes rows through the host, which "
+        "a captured stream cannot");
     if (launch.after != nullptr)
       check(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(launch.after), 0),
             "Launch::after");

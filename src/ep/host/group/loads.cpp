@@ -41,8 +41,8 @@ void report_shortfalls(const HostGroup& group) {
     const transport::Transport& route = state.world->fabric().route(pe);
     for (const std::string& shortfall : route.shortfalls(pe, loads))
       if (reported.insert(shortfall).second)
-        log::warn("ep::Group of {} ranks: transport {}: {}", state.shape.ranks, route.name(),
-                  shortfall);
+        log::warn("SHOAL-N558: ep::Group of {} ranks: transport {}: {}", state.shape.ranks,
+                  route.name(), shortfall);
   }
 }
 

@@ -169,7 +169,7 @@ std::int32_t Exchange::open_inboxes() {
     if (from.chunk == nullptr) continue;
     const ChunkHeader header = header_of(from.chunk);
     require(header.messages <= room_, Code::peer_failed,
-            "combine: PE {} sent a chunk of {} sums; at most {} fit",
+            "SHOAL-N595: combine: PE {} sent a chunk of {} sums; at most {} fit",
             group_.state.team.world_pe(group_.state.nodes.rail_peer(node)), header.messages, room_);
     from.messages = header.messages;
     from.taken = 0;
@@ -200,7 +200,8 @@ bool Exchange::take(std::int64_t token, Ready& ready) {
     const Inbox& from = inbox_[node];
     if (node == group_.state.nodes.mine || (from.chunk != nullptr && from.taken < from.messages))
       continue;
-    require(!from.last, Code::peer_failed, "combine: PE {} sent too few sums: none for token {}",
+    require(!from.last, Code::peer_failed,
+            "SHOAL-N595: combine: PE {} sent too few sums: none for token {}",
             group_.state.team.world_pe(group_.state.nodes.rail_peer(node)), token);
     return false;
   }

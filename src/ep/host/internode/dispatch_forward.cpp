@@ -140,11 +140,13 @@ void Forward::pass_on(std::int32_t node, const std::byte* chunk, std::int64_t me
   Forwarded& forwarded = plan_.handle->forwarded[node];
   const Pe from = group_.state.team.world_pe(group_.state.nodes.rail_peer(node));
   require(messages <= room_, Code::peer_failed,
-          "dispatch: PE {} sent a chunk of {} tokens; at most {} fit", from, messages, room_);
+          "SHOAL-N595: dispatch: PE {} sent a chunk of {} tokens; at most {} fit", from, messages,
+          room_);
   if (!call_.cached)
     for (std::int64_t i = 0; i < messages; ++i) place(forwarded, chunk + i * message_.total);
   require(passed_[node] + messages <= forwarded.tokens(), Code::peer_failed,
-          "dispatch: PE {} sent more tokens than in the dispatch whose layout is used again ({})",
+          "SHOAL-N596: dispatch: PE {} sent more tokens than in the dispatch whose layout is used "
+          "again ({})",
           from, forwarded.tokens());
   const std::int64_t first = passed_[node];
   group_.workers.for_ranges(messages, [&](std::int64_t begin, std::int64_t end) {
@@ -167,13 +169,14 @@ void Forward::place(Forwarded& forwarded, const std::byte* message) const {
   read_experts(message, experts);
   const auto add = [&](std::int32_t rank, std::int32_t topk_slot, std::int32_t& row) {
     require(row < end_[rank], Code::peer_failed,
-            "dispatch: a token from another node would be row {} of {} at PE {}", row, end_[rank],
-            group_.state.team.world_pe(rank));
+            "SHOAL-N595: dispatch: a token from another node would be row {} of {} at PE {}", row,
+            end_[rank], group_.state.team.world_pe(rank));
     forwarded.rows.push_back({rank, topk_slot, row++});
   };
   for (std::int32_t i = 0; i < shape.top_k; ++i)
     require(experts[i] >= -1 && experts[i] < shape.experts, Code::peer_failed,
-            "dispatch: a token from another node names expert {} of {}", experts[i], shape.experts);
+            "SHOAL-N595: dispatch: a token from another node names expert {} of {}", experts[i],
+            shape.experts);
   if (plan_.handle->expert_alignment > 0) {
     for (std::int32_t topk_slot = 0; topk_slot < shape.top_k; ++topk_slot)
       if (const auto rank = static_cast<std::int32_t>(experts[topk_slot] / shape.local_experts);

@@ -45,7 +45,7 @@ std::optional<LowLatencyDispatchNotice> wait_for_source(HostGroup& group,
       group.layout.dispatch_notice(step.epoch, source, group.state.shape), source, step);
   const std::int64_t most = group.state.shape.low_latency_max_tokens;
   require(!notice || (notice->count >= 0 && notice->count <= most), Code::peer_failed,
-          "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
+          "SHOAL-N595: low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
           group.state.team.world_pe(source), notice ? notice->count : 0, most);
   return notice;
 }
@@ -68,8 +68,9 @@ std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pen
   if (other) {
     raise_or_mask(group, group.layout.slots_read,
                   epoch);  // stays in step: the rows count as read
-    fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}{}",
-         epoch, group.state.team.world_pe(first->first), first->second,
+    fail(Code::mismatch,
+         "SHOAL-N597: low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}{}", epoch,
+         group.state.team.world_pe(first->first), first->second,
          group.state.team.world_pe(other->first), other->second,
          group.state.world->progress().refusal(
              group.pes, group.state.call(shoal::detail::CallKind::low_latency_dispatch, epoch)));
@@ -181,12 +182,12 @@ void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
     for (std::int64_t i = 0; i < from.count; ++i) {
       const std::int32_t token = expander.token(from.source, i);
       require(token >= 0 && token < shape.low_latency_max_tokens, Code::peer_failed,
-              "low_latency_dispatch: a slot names token {} of at most {}", token,
+              "SHOAL-N595: low_latency_dispatch: a slot names token {} of at most {}", token,
               shape.low_latency_max_tokens);
       for (const std::int32_t expert : expander.experts(from.source, i)) {
         if (expert < 0) continue;
         require(expert < shape.local_experts, Code::peer_failed,
-                "low_latency_dispatch: a row names local expert {} of {}", expert,
+                "SHOAL-N595: low_latency_dispatch: a row names local expert {} of {}", expert,
                 shape.local_experts);
         ++counts[static_cast<std::size_t>(expert) * shape.ranks + from.source];
       }

@@ -45,13 +45,14 @@ void check_staging(const HostGroup& group, const TensorView& y, const CombineOpt
     if (data.bytes() == 0 || in_block(group, data.data, data.bytes())) return;
     require(
         group.state.shape.combine_staging, Code::invalid_argument,
-        "combine: {} lies outside the group's memory, and this group was made without room for a copy "
-        "(GroupOptions.combine_staging)",
+        "SHOAL-N565: combine: {} lies outside the group's memory, and this group was made without "
+        "room for a copy (GroupOptions.combine_staging)",
         name);
     require(
         data.bytes() <= room, Code::invalid_argument,
-        "combine: {} is {}, {} bytes outside the group's memory, which has room for a copy of {}; write the expert "
-        "output to Dispatched::x, or raise GroupOptions.max_tokens (now {})",
+        "SHOAL-N565: combine: {} is {}, {} bytes outside the group's memory, which has room for a "
+        "copy of {}; write the expert output to Dispatched::x, or raise GroupOptions.max_tokens "
+        "(now {})",
         name, [&] { return data.describe(); }, data.bytes(), room, group.state.shape.max_tokens);
   };
   check("y", y, layout.staging_weights - layout.staging);

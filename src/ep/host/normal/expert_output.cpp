@@ -14,8 +14,8 @@ void check_topk_rows(const TensorView& topk_rows, std::int64_t rows) {
   for (std::int64_t i = 0; i < topk_rows.size(); ++i) {
     const std::int32_t row = topk_rows.as<std::int32_t>()[i];
     require(row >= -1 && row < rows, Code::invalid_argument,
-            "combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}", i / top_k,
-            i % top_k, row, rows - 1);
+            "SHOAL-N544: combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}",
+            i / top_k, i % top_k, row, rows - 1);
   }
 }
 

@@ -57,7 +57,8 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board, std::uint
         other.handle_epoch == first.handle_epoch &&
         other.expert_alignment == first.expert_alignment)
       continue;
-    fail(Code::mismatch, "ranks of the group call different operations: PE {} {}; PE {} {}{}",
+    fail(Code::mismatch,
+         "SHOAL-N540: ranks of the group call different operations: PE {} {}; PE {} {}{}",
          group.state.team.world_pe(0), describe(first), group.state.team.world_pe(i),
          describe(other),
          group.state.world->progress().refusal(
@@ -219,16 +220,19 @@ void check_room(const HostGroup& group, const DispatchCall& call, const NoticeBo
     const Pe pe = group.pes[rank];
     if (board[rank].base == kNoRoom)
       detail::fail_no_room(group.state, pe, board[rank].rows > 0 ? board[rank].rows : most);
-    require(board[rank].rows == 0 || board[rank].rows >= handle.received_by(rank), Code::exhausted,
-            "dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent {}", pe,
-            board[rank].rows, handle.received_by(rank));
+    require(
+        board[rank].rows == 0 || board[rank].rows >= handle.received_by(rank), Code::exhausted,
+        "SHOAL-N542: dispatch: PE {} allows {} rows (DispatchOptions.worst_case_rows) but is sent "
+        "{}",
+        pe, board[rank].rows, handle.received_by(rank));
     require(
         board[rank].rows > 0 || call.cached || handle.expert_alignment == 0 ||
             handle.received_by(rank) <= most,
         Code::exhausted,
-        "dispatch: PE {} is sent {} rows, one for each expert of a token and blocks of a multiple of {}, but its "
-        "receive area has room for {} in a result. Raise GroupOptions.max_tokens (now {}), or set "
-        "DispatchOptions.worst_case_rows, whose results may share the room of live_results (now {})",
+        "SHOAL-N542: dispatch: PE {} is sent {} rows, one for each expert of a token and blocks of "
+        "a multiple of {}, but its receive area has room for {} in a result. Raise "
+        "GroupOptions.max_tokens (now {}), or set DispatchOptions.worst_case_rows, whose results "
+        "may share the room of live_results (now {})",
         pe, handle.received_by(rank), handle.expert_alignment, most, group.state.shape.max_tokens,
         group.state.shape.live_results);
   }

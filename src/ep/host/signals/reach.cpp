@@ -62,7 +62,7 @@ void mask_unreachable(HostGroup& group, std::int32_t to) {
     group.out_of_reach[to] = 1;
     if (group.masked[to]) return;
     group.masked[to] = 1;
-    log::warn("PE {} cannot be reached and is masked from now on: {}",
+    log::warn("SHOAL-N561: PE {} cannot be reached and is masked from now on: {}",
               group.state.team.world_pe(to), error.what());
   }
 }

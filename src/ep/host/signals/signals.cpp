@@ -161,12 +161,13 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
                   step.wanted, world_pe, seen, step.phase);
   if (outcome == WaitOutcome::timeout)
     return fmt::format(
-        "{} (epoch {}) timed out after {} ms {}{}; {}. Setting: {}.", step.operation, step.epoch,
-        group.state.timeout.count(), where, refusal_by(group, from, step),
+        "SHOAL-N551: {} (epoch {}) timed out after {} ms {}{}; {}. Setting: {}.", step.operation,
+        step.epoch, group.state.timeout.count(), where, refusal_by(group, from, step),
         group.state.world->progress().describe(world_pe),
         group.state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
   if (outcome == WaitOutcome::interrupted)
-    return fmt::format("{} (epoch {}) was interrupted {}", step.operation, step.epoch, where);
+    return fmt::format("SHOAL-N553: {} (epoch {}) was interrupted {}", step.operation, step.epoch,
+                       where);
   if (!culprit && has_failed(group, from)) culprit = from;
   const auto world_failure = group.state.world->health().failure();
   if (!culprit)
@@ -392,7 +393,7 @@ bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std:
     fail_wait(group, from, outcome,
               report(group, from, seen(group, signals, from, epoch), step, outcome));
   group.masked[from] = 1;
-  log::warn("{} PE {} is masked from now on",
+  log::warn("SHOAL-N561: {} PE {} is masked from now on",
             report(group, from, seen(group, signals, from, epoch), step, outcome),
             group.state.team.world_pe(from));
   return false;
@@ -407,10 +408,10 @@ void wait_for_readers_of_half(HostGroup& group, std::size_t signals, const Step&
 void masked_by(HostGroup& group, std::int32_t from, const Step& step) {
   const Pe pe = group.state.team.world_pe(from);
   require(group.state.options.mask_failed, Code::peer_failed,
-          "{} (epoch {}): PE {} has left this PE out", step.operation, step.epoch, pe);
+          "SHOAL-N561: {} (epoch {}): PE {} has left this PE out", step.operation, step.epoch, pe);
   group.masked[from] = 1;
-  log::warn("{} (epoch {}): PE {} has masked this PE, which masks it in turn", step.operation,
-            step.epoch, pe);
+  log::warn("SHOAL-N561: {} (epoch {}): PE {} has masked this PE, which masks it in turn",
+            step.operation, step.epoch, pe);
 }
 
 }  // namespace shoal::ep::host

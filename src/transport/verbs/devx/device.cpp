@@ -44,8 +44,8 @@ std::uint32_t number_of(const Library& library, ibv_pd* domain, const std::strin
   object.pd.out = &out;
   const int code = library.init_obj(&object, MLX5DV_OBJ_PD);
   require(code == 0, Code::unsupported,
-          "{} does not report the number of a protection domain of {}: {}", library.file, label,
-          errno_text(code));
+          "SHOAL-N380: {} does not report the number of a protection domain of {}: {}",
+          library.file, label, errno_text(code));
   return out.pdn;
 }
 
@@ -57,9 +57,11 @@ QueueMemory::QueueMemory(const Library& library, const Place& place, std::size_t
   memory_ = allocate_pages(bytes, fill);
   umem_ = {library.umem_reg(place.context, memory_.get(), size, IBV_ACCESS_LOCAL_WRITE),
            library.umem_dereg};
-  require(umem_ != nullptr, Code::unsupported,
-          "{} bytes of {} cannot be registered with {}: {}. Limit: locked memory (ulimit -l)", size,
-          what, place.label, errno_text(errno));
+  require(
+      umem_ != nullptr, Code::unsupported,
+      "SHOAL-N401: {} bytes of {} cannot be registered with {}: {}. Limit: locked memory (ulimit "
+      "-l)",
+      size, what, place.label, errno_text(errno));
 }
 
 Device::Device(std::shared_ptr<const Library> library, Place place, std::size_t completions)
@@ -72,8 +74,8 @@ Device::Device(std::shared_ptr<const Library> library, Place place, std::size_t 
     page_ = {library_->alloc_uar(place_.context, type), library_->free_uar};
     if (page_ != nullptr) break;
   }
-  require(page_ != nullptr, Code::unsupported, "{} gives no doorbell page: {}", place_.label,
-          errno_text(errno));
+  require(page_ != nullptr, Code::unsupported, "SHOAL-N382: {} gives no doorbell page: {}",
+          place_.label, errno_text(errno));
   const auto entries = static_cast<std::uint32_t>(
       std::min<std::size_t>(std::bit_ceil(completions + 1), most_entries_));
   queue_ = std::make_unique<CompletionQueue>(*this, entries, Overrun::error);
@@ -86,8 +88,8 @@ void Device::query_limits() {
   mlx5::set(command.in(), mlx5::command::kModifier, f::kGeneral << 1 | kCurrent);
   const int code = library_->general_cmd(place_.context, command.in(), command.in_bytes(),
                                          command.out(), command.out_bytes());
-  require(code == 0, Code::unsupported, "the limits of {} cannot be read: {}", place_.label,
-          command.problem(code));
+  require(code == 0, Code::unsupported, "SHOAL-N380: the limits of {} cannot be read: {}",
+          place_.label, command.problem(code));
   const std::byte* const at = command.out() + f::kAt;
   const auto power = [&](mlx5::Field field) {
     return std::uint32_t{1} << std::min(mlx5::get(at, field), std::uint32_t{24});
@@ -117,8 +119,8 @@ CompletionQueue::CompletionQueue(const Device& device, std::uint32_t entries, Ov
            static_cast<std::uint32_t>(std::bit_width(entries) - 1), &record_at->consumed};
   std::uint32_t events = 0;
   const int code = device.library().query_eqn(device.place().context, 0, &events);
-  require(code == 0, Code::unsupported, "{} has no event queue: {}", device.place().label,
-          errno_text(code));
+  require(code == 0, Code::unsupported, "SHOAL-N382: {} has no event queue: {}",
+          device.place().label, errno_text(code));
   Command command(mlx5::Command::create_cq, f::kCommandBytes + 0xb0);
   std::byte* const in = command.in();
   std::byte* const at = in + f::kAt;
@@ -134,10 +136,11 @@ CompletionQueue::CompletionQueue(const Device& device, std::uint32_t entries, Ov
   mlx5::set64(in, f::kUmemOffset, 0);
   std::string problem;
   object_ = device.create(command, problem);
-  require(object_ != nullptr, Code::unsupported,
-          "a completion queue of {} entries (device {}: at most {}) cannot be created: {}. "
-          "Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_QUEUE_PAIRS",
-          entries, device.place().label, device.most_entries(), problem);
+  require(
+      object_ != nullptr, Code::unsupported,
+      "SHOAL-N383: a completion queue of {} entries (device {}: at most {}) cannot be created: {}. "
+      "Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_QUEUE_PAIRS",
+      entries, device.place().label, device.most_entries(), problem);
   number_ = command.object();
 }
 

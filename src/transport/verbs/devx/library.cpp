@@ -52,14 +52,16 @@ const char* status_text(std::uint32_t status) {
 
 ibv_context* Library::open(ibv_device* device, const std::string& name) const {
   require(is_supported(device), Code::unsupported,
-          "{} is no mlx5 device for {}, so it has no device commands. {}", name, file, kRemedy);
+          "SHOAL-N380: {} is no mlx5 device for {}, so it has no device commands. {}", name, file,
+          kRemedy);
   mlx5dv_context_attr attributes{};
   attributes.flags = MLX5DV_CONTEXT_FLAGS_DEVX;
   ibv_context* const context = open_device(device, &attributes);
-  require(context != nullptr, Code::unsupported,
-          "{} cannot be opened for device commands (DEVX): {}. The kernel needs mlx5_ib of Linux "
-          "4.19 or newer, the device firmware with DEVX. {}",
-          name, errno_text(errno), kRemedy);
+  require(
+      context != nullptr, Code::unsupported,
+      "SHOAL-N380: {} cannot be opened for device commands (DEVX): {}. The kernel needs mlx5_ib of "
+      "Linux 4.19 or newer, the device firmware with DEVX. {}",
+      name, errno_text(errno), kRemedy);
   return context;
 }
 
@@ -70,14 +72,16 @@ std::shared_ptr<const Library> load_library(const std::string& file,
   void* const handle = dlopen(library->file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* const reason = dlerror();
-    fail(Code::unsupported, "libmlx5 cannot be loaded: {}. {}",
+    fail(Code::unsupported, "SHOAL-N380: libmlx5 cannot be loaded: {}. {}",
          reason != nullptr ? reason : library->file.c_str(), kRemedy);
   }
   const auto load = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
-    require(function != nullptr, Code::unsupported,
-            "{} is no libmlx5 with device commands (rdma-core 24 or newer): it lacks {}. {}",
-            library->file, name, kRemedy);
+    require(
+        function != nullptr, Code::unsupported,
+        "SHOAL-N380: {} is no libmlx5 with device commands (rdma-core 24 or newer): it lacks {}. "
+        "{}",
+        library->file, name, kRemedy);
   };
 #define SHOAL_DEVX_LOAD(field, function) load(library->field, #function);
   SHOAL_DEVX_FUNCTIONS(SHOAL_DEVX_LOAD)

@@ -31,17 +31,20 @@ std::string resolve(const Library& library, const Port& port, ibv_ah_attr& path,
   const Handle<ibv_ah> handle(port.library().create_ah(port.domain(), &path),
                               port.library().destroy_ah);
   if (handle == nullptr)
-    return fmt::format("the MAC address of GID {} cannot be resolved: {}", gid, errno_text(errno));
+    return fmt::format("SHOAL-N406: the MAC address of GID {} cannot be resolved: {}", gid,
+                       errno_text(errno));
   mlx5dv_ah shown{};
   mlx5dv_obj object{};
   object.ah.in = handle.get();
   object.ah.out = &shown;
   const int code = library.init_obj(&object, MLX5DV_OBJ_AH);
   if (code != 0)
-    return fmt::format("{} does not report the MAC address of GID {}: {}", library.file, gid,
-                       errno_text(code));
+    return fmt::format("SHOAL-N380: {} does not report the MAC address of GID {}: {}", library.file,
+                       gid, errno_text(code));
   std::copy(std::begin(shown.av->rmac), std::end(shown.av->rmac), mac.begin());
-  return mac == Mac{} ? fmt::format("{} reports no MAC address for GID {}", library.file, gid) : "";
+  return mac == Mac{}
+             ? fmt::format("SHOAL-N380: {} reports no MAC address for GID {}", library.file, gid)
+             : "";
 }
 
 void set_global(std::byte* at, const ibv_global_route& route) {

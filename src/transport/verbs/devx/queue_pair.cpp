@@ -93,14 +93,15 @@ std::uint32_t ring_blocks(const Device& device, const QueueLimits& limits) {
       std::min(mlx5::kMostInline, std::max(device.most_request_bytes(), mlx5::kBlockBytes) -
                                       2 * mlx5::kSegmentBytes - mlx5::kInlineHeader);
   require(limits.inline_bytes <= most, Code::unsupported,
-          "SHOAL_VERBS_INLINE is {}; requests of {} hold at most {} bytes", limits.inline_bytes,
-          device.place().label, most);
+          "SHOAL-N383: SHOAL_VERBS_INLINE is {}; requests of {} hold at most {} bytes",
+          limits.inline_bytes, device.place().label, most);
   const std::uint32_t each = mlx5::blocks_of(mlx5::inline_segments(limits.inline_bytes));
   const std::uint32_t blocks = std::bit_ceil(limits.depth * each);
-  require(blocks <= device.most_blocks(), Code::unsupported,
-          "{} requests with {} inline bytes need {} blocks; queue pairs of {} have at most {}. "
-          "Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_INLINE",
-          limits.depth, limits.inline_bytes, blocks, device.place().label, device.most_blocks());
+  require(
+      blocks <= device.most_blocks(), Code::unsupported,
+      "SHOAL-N383: {} requests with {} inline bytes need {} blocks; queue pairs of {} have at most "
+      "{}. Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_INLINE",
+      limits.depth, limits.inline_bytes, blocks, device.place().label, device.most_blocks());
   return blocks;
 }
 

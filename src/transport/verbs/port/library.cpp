@@ -29,7 +29,8 @@ std::shared_ptr<const Library> load_library(const std::string& file) {
   void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* const reason = dlerror();
-    fail(Code::unsupported, "libibverbs cannot be loaded: {}. Setting: SHOAL_VERBS_LIBRARY",
+    fail(Code::unsupported,
+         "SHOAL-N389: libibverbs cannot be loaded: {}. Setting: SHOAL_VERBS_LIBRARY",
          reason != nullptr ? reason : file.c_str());
   }
   auto library = std::make_shared<Library>();
@@ -37,7 +38,8 @@ std::shared_ptr<const Library> load_library(const std::string& file) {
   const auto load = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find(handle, name));
     require(function != nullptr, Code::unsupported,
-            "{} is no libibverbs: it lacks {}. Setting: SHOAL_VERBS_LIBRARY", file, name);
+            "SHOAL-N389: {} is no libibverbs: it lacks {}. Setting: SHOAL_VERBS_LIBRARY", file,
+            name);
   };
 #define SHOAL_VERBS_LOAD(field, function) load(library->field, #function);
   SHOAL_VERBS_FUNCTIONS(SHOAL_VERBS_LOAD)

@@ -62,10 +62,11 @@ class LibraryPort final : public Port {
     const auto entries = static_cast<int>(
         std::min<std::size_t>(completions, static_cast<std::size_t>(device().max_cqe)));
     queue_ = {library->create_cq(context(), entries, nullptr, nullptr, 0), library->destroy_cq};
-    require(queue_ != nullptr, Code::unsupported,
-            "a completion queue of {} entries (device {}: at most {}) cannot be created: {}. "
-            "Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_QUEUE_PAIRS",
-            entries, label(), device().max_cqe, error_text(errno));
+    require(
+        queue_ != nullptr, Code::unsupported,
+        "SHOAL-N383: a completion queue of {} entries (device {}: at most {}) cannot be created: "
+        "{}. Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_QUEUE_PAIRS",
+        entries, label(), device().max_cqe, error_text(errno));
   }
 
   std::size_t completions() const noexcept override {

@@ -21,7 +21,8 @@ using Pages = std::unique_ptr<std::byte, FreePages>;
 inline Pages allocate_pages(std::size_t bytes, std::byte fill = {}) {
   const std::size_t size = align_up(bytes, kPageBytes);
   Pages pages(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, size)));
-  require(pages != nullptr, Code::system, "transport verbs: no memory for {} bytes", size);
+  require(pages != nullptr, Code::system, "SHOAL-N390: transport verbs: no memory for {} bytes",
+          size);
   std::memset(pages.get(), static_cast<int>(fill), size);
   return pages;
 }

@@ -22,8 +22,8 @@ class Devices {
       : library_(library), list_(library.get_device_list(&count_)) {
     // ENOSYS: this kernel has no RDMA.
     require(list_ != nullptr || errno == ENOSYS, Code::unsupported,
-            "{} cannot list RDMA devices: {}. Setting: SHOAL_VERBS_LIBRARY", library.file,
-            error_text(errno));
+            "SHOAL-N391: {} cannot list RDMA devices: {}. Setting: SHOAL_VERBS_LIBRARY",
+            library.file, error_text(errno));
   }
   ~Devices() {
     if (list_ != nullptr) library_.free_device_list(list_);
@@ -35,7 +35,7 @@ class Devices {
   ibv_device* find(const std::string& name) const {
     for (ibv_device* const device : all())
       if (library_.get_device_name(device) == name) return device;
-    fail(Code::unsupported, "RDMA device {} is not there any more", name);
+    fail(Code::unsupported, "SHOAL-N391: RDMA device {} is not there any more", name);
   }
 
  private:
@@ -86,8 +86,8 @@ std::string error_text(int code) {
 
 Handle<ibv_context> open_device(const Library& library, ibv_device* device) {
   Handle<ibv_context> context(library.open_device(device), library.close_device);
-  require(context != nullptr, Code::unsupported, "{} cannot open RDMA device {}: {}", library.file,
-          library.get_device_name(device), error_text(errno));
+  require(context != nullptr, Code::unsupported, "SHOAL-N391: {} cannot open RDMA device {}: {}",
+          library.file, library.get_device_name(device), error_text(errno));
   return context;
 }
 
@@ -116,12 +116,13 @@ PortChoice choose_ports(std::span<const PortOffer> offers, std::span<const std::
   std::vector<std::string> labels;
   for (const PortOffer& offer : offers)
     labels.push_back(offer.label() + (offer.active ? "" : " (not active)"));
-  choice.reason = only_these && !nics.empty()
-                      ? fmt::format(
-                            "none of the NICs {} is an active RDMA port; RDMA ports: {}. Setting: "
-                            "SHOAL_NIC_LIST",
-                            fmt::join(nics, ", "), fmt::join(labels, ", "))
-                      : fmt::format("no RDMA port is active: {}", fmt::join(labels, ", "));
+  choice.reason =
+      only_these && !nics.empty()
+          ? fmt::format(
+                "SHOAL-N392: none of the NICs {} is an active RDMA port; RDMA ports: {}. Setting: "
+                "SHOAL_NIC_LIST",
+                fmt::join(nics, ", "), fmt::join(labels, ", "))
+          : fmt::format("SHOAL-N392: no RDMA port is active: {}", fmt::join(labels, ", "));
   return choice;
 }
 
@@ -143,7 +144,7 @@ std::vector<PortAttributes> query_ports(const Library& library) {
       ports.push_back(std::move(port));
     }
   }
-  require(!ports.empty(), Code::unsupported, "{} finds no RDMA device", library.file);
+  require(!ports.empty(), Code::unsupported, "SHOAL-N391: {} finds no RDMA device", library.file);
   return ports;
 }
 
@@ -157,7 +158,8 @@ Port::Port(std::shared_ptr<const Library> library, const PortOffer& offer, const
            const Opener& open)
     : library_(std::move(library)), label_(offer.label()), number_(offer.port) {
   const auto check = [&](const char* call, int code) {
-    require(code == 0, Code::unsupported, "{} of {} fails: {}", call, label_, error_text(code));
+    require(code == 0, Code::unsupported, "SHOAL-N393: {} of {} fails: {}", call, label_,
+            error_text(code));
   };
   const Devices devices(*library_);
   context_ = open(devices.find(offer.device));
@@ -166,7 +168,7 @@ Port::Port(std::shared_ptr<const Library> library, const PortOffer& offer, const
   check("ibv_query_device", library_->query_device(context_.get(), &device_));
   check("ibv_query_port", library_->query_port(context_.get(), number_, port_));
   require(device_.atomic_cap != IBV_ATOMIC_NONE, Code::unsupported,
-          "{} has no RDMA atomics, which tell a PE that data have arrived", label_);
+          "SHOAL-N394: {} has no RDMA atomics, which tell a PE that data have arrived", label_);
   choose_gid(settings.verbs_gid_index);
   domain_ = {library_->alloc_pd(context_.get()), library_->dealloc_pd};
   check("ibv_alloc_pd", domain_ == nullptr ? errno : 0);
@@ -179,7 +181,8 @@ void Port::choose_gid(std::int64_t wanted) {
   if (!routed_) return;
   const int entries = port_.gid_tbl_len;
   require(wanted < entries, Code::unsupported,
-          "SHOAL_VERBS_GID_INDEX is {}; {} has entries 0 to {}", wanted, label_, entries - 1);
+          "SHOAL-N395: SHOAL_VERBS_GID_INDEX is {}; {} has entries 0 to {}", wanted, label_,
+          entries - 1);
   int best = static_cast<int>(std::max<std::int64_t>(wanted, 0));
   for (int i = 0, rank = 0; wanted < 0 && library_->query_gid_ex != nullptr && i < entries; ++i) {
     ibv_gid_entry entry{};
@@ -191,7 +194,8 @@ void Port::choose_gid(std::int64_t wanted) {
   }
   const int code = library_->query_gid(context_.get(), number_, best, &gid_);
   require(code == 0 && !is_zero(gid_), Code::unsupported,
-          "entry {} of the GID table of {} is empty. Setting: SHOAL_VERBS_GID_INDEX", best, label_);
+          "SHOAL-N395: entry {} of the GID table of {} is empty. Setting: SHOAL_VERBS_GID_INDEX",
+          best, label_);
   gid_index_ = static_cast<std::uint8_t>(best);
 }
 
@@ -213,8 +217,8 @@ MemoryRegion Port::register_memory(void* memory, std::size_t bytes, Peers peers)
   const int access = peers == Peers::access ? kPeersMayAccess : IBV_ACCESS_LOCAL_WRITE;
   MemoryRegion region{{library_->reg_mr(domain_.get(), memory, bytes, access), library_->dereg_mr}};
   require(region.handle != nullptr, Code::unsupported,
-          "{} bytes cannot be registered with {} (at most {} bytes in {} regions): {}. Setting: "
-          "SHOAL_SYMMETRIC_SIZE; limit: locked memory (ulimit -l)",
+          "SHOAL-N381: {} bytes cannot be registered with {} (at most {} bytes in {} regions): {}. "
+          "Setting: SHOAL_SYMMETRIC_SIZE; limit: locked memory (ulimit -l)",
           bytes, label_, device_.max_mr_size, device_.max_mr, error_text(errno));
   return region;
 }
@@ -224,10 +228,11 @@ MemoryRegion Port::register_dma_buf(int fd, std::byte* start, std::size_t bytes)
   MemoryRegion region{
       {library_->reg_dmabuf_mr(domain_.get(), 0, bytes, address, fd, kPeersMayAccess),
        library_->dereg_mr}};
-  require(region.handle != nullptr, Code::unsupported,
-          "{} bytes of GPU memory cannot be registered with {} as a dma-buf: {}. Setting: "
-          "SHOAL_VERBS_GPU_MEMORY",
-          bytes, label_, error_text(errno));
+  require(
+      region.handle != nullptr, Code::unsupported,
+      "SHOAL-N404: {} bytes of GPU memory cannot be registered with {} as a dma-buf: {}. Setting: "
+      "SHOAL_VERBS_GPU_MEMORY",
+      bytes, label_, error_text(errno));
   return region;
 }
 

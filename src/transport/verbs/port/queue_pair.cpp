@@ -21,7 +21,7 @@ constexpr std::uint8_t kHops = 64;
 std::uint32_t random_packet_number() {
   std::uint32_t number = 0;
   if (getrandom(&number, sizeof number, 0) != static_cast<ssize_t>(sizeof number))
-    fail_errno("transport verbs: getrandom");
+    fail_errno("SHOAL-N337: transport verbs: getrandom");
   return number & 0xffffff;
 }
 
@@ -39,13 +39,14 @@ const char* name_of(ibv_qp_state state) {
 QueueLimits QueueLimits::of(const Port& port, const Settings& settings, std::size_t queue_pairs) {
   const ibv_device_attr& device = port.device();
   require(settings.verbs_depth <= device.max_qp_wr, Code::unsupported,
-          "SHOAL_VERBS_DEPTH is {}; queue pairs of {} have at most {} requests",
+          "SHOAL-N383: SHOAL_VERBS_DEPTH is {}; queue pairs of {} have at most {} requests",
           settings.verbs_depth, port.label(), device.max_qp_wr);
-  require(queue_pairs <= static_cast<std::size_t>(device.max_qp), Code::unsupported,
-          "{} queue pairs are needed; {} has at most {}. Setting: SHOAL_VERBS_QUEUE_PAIRS",
-          queue_pairs, port.label(), device.max_qp);
+  require(
+      queue_pairs <= static_cast<std::size_t>(device.max_qp), Code::unsupported,
+      "SHOAL-N396: {} queue pairs are needed; {} has at most {}. Setting: SHOAL_VERBS_QUEUE_PAIRS",
+      queue_pairs, port.label(), device.max_qp);
   const int atomics = std::min(device.max_qp_rd_atom, device.max_qp_init_rd_atom);
-  require(atomics >= 1, Code::unsupported, "{} allows no reads and atomics in flight",
+  require(atomics >= 1, Code::unsupported, "SHOAL-N394: {} allows no reads and atomics in flight",
           port.label());
   QueueLimits limits;
   limits.depth = static_cast<std::uint32_t>(settings.verbs_depth);
@@ -63,8 +64,8 @@ QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const QueuePai
 
 void QueuePair::refuse_creation(const std::string& problem, std::size_t existing) const {
   fail(Code::unsupported,
-       "{} cannot be created: {}; {} others exist (device: at most {}), send queue {} (at most "
-       "{}), inline {} bytes. Settings: SHOAL_VERBS_QUEUE_PAIRS, SHOAL_VERBS_DEPTH, "
+       "SHOAL-N396: {} cannot be created: {}; {} others exist (device: at most {}), send queue {} "
+       "(at most {}), inline {} bytes. Settings: SHOAL_VERBS_QUEUE_PAIRS, SHOAL_VERBS_DEPTH, "
        "SHOAL_VERBS_INLINE",
        describe(), problem, existing, port_.device().max_qp, limits_.depth,
        port_.device().max_qp_wr, limits_.inline_bytes);
@@ -77,8 +78,8 @@ std::string QueuePair::describe() const {
 
 void QueuePair::change(ibv_qp_attr& attributes, int mask, const std::string& detail) {
   const std::string problem = modify(attributes, mask);
-  require(problem.empty(), Code::unsupported, "{} does not change to {}: {}; {}", describe(),
-          name_of(attributes.qp_state), problem, detail);
+  require(problem.empty(), Code::unsupported, "SHOAL-N397: {} does not change to {}: {}; {}",
+          describe(), name_of(attributes.qp_state), problem, detail);
 }
 
 void QueuePair::to_init() {
