@@ -98,7 +98,7 @@ def outcome(name, result, seconds=0.0, message=""):
 
 def run_pytest(file, end):
     """All tests of a file. A test without a result was running at the end."""
-    options = ["-v", "-p", "no:cacheprovider", "--color=no"]
+    options = ["-v", "-p", "no:cacheprovider", "--color=no", "--disable-warnings"]
     finished = run([sys.executable, "-m", "pytest", *options, file], end)
     line = r"^\S+?\.py::(.+?) *(?:(PASSED|SKIPPED|FAILED|ERROR)(?: \((.*)\))? *\[.*|)$"
     tests = []

@@ -44,6 +44,14 @@ class Communicator(Protocol):
     def bcast(self, obj: object, root: int = 0) -> object: ...
 
 
+class ProcessGroup(Protocol):
+    """torch.distributed.ProcessGroup."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+
 #: A name such as "bfloat16", or a dtype of NumPy, torch, JAX or ml_dtypes.
 DType = Union[str, type, "numpy.dtype", "torch.dtype"]
 #: A torch.cuda.Stream or its number.

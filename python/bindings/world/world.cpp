@@ -316,7 +316,8 @@ void bind_open(nb::class_<World>& world) {
             return connect("from_torch", group, settings);
           },
           nb::arg("group") = nb::none(), nb::arg("settings") = nb::none(),
-          nb::sig("def from_torch(group: torch.distributed.ProcessGroup | None = None, settings: "
+          // Not torch's own name: the generator of stubs would import torch to find it.
+          nb::sig("def from_torch(group: shoal.typing.ProcessGroup | None = None, settings: "
                   "shoal.typing.Settings | None = None) -> World"),
           "A world of the ranks of a torch.distributed process group of any backend, in rank "
           "order; "

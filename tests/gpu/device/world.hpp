@@ -73,7 +73,15 @@ class TestStream {
     static auto* const kept = new std::map<std::pair<int, Pe>, cudaStream_t>;
     const std::lock_guard lock(mutex);
     cudaStream_t& stream = (*kept)[{device, world.my_pe()}];
-    if (stream == nullptr) check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    if (stream == nullptr) {
+      check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      // The driver sets up a stream's queue with its first work, which must wait for no PE.
+      void* byte = nullptr;
+      check_cuda(cudaMallocAsync(&byte, 1, stream));
+      check_cuda(cudaMemsetAsync(byte, 0, 1, stream));
+      check_cuda(cudaFreeAsync(byte, stream));
+      check_cuda(cudaStreamSynchronize(stream));
+    }
     stream_ = stream;
   }
   TestStream(const TestStream&) = delete;
