@@ -144,8 +144,8 @@ def test_one_wrong_nic_list_fails_all(make_network, host_checks, environment):
     for result in results:
         assert result.status == 1, result
         assert (
-            'PE 2 failed in phase NIC choice: SHOAL_NIC_LIST is "rail7": no NIC is called "rail7"'
-            in result.out
+            "PE 2 failed in phase NIC choice: SHOAL-N227: SHOAL_NIC_LIST is "
+            '"rail7": no NIC is called "rail7"' in result.out
         ), result
         assert "This host has: rail0, rail1" in result.out, result
 

@@ -160,8 +160,8 @@ def test_a_peer_whose_mac_address_is_not_found_is_named(
     assert not any(result.ok for result in results)
     text = "".join(result.out + result.err for result in results)
     assert (
-        "queue pair 1 of 1 for PE 1 on mlx5_1:1 (PE 0) does not change to RTR: the MAC address of "
-        f"GID ::ffff:{peer} cannot be resolved: No route to host" in text
+        "queue pair 1 of 1 for PE 1 on mlx5_1:1 (PE 0) does not change to RTR: SHOAL-N406: the "
+        f"MAC address of GID ::ffff:{peer} cannot be resolved: No route to host" in text
     ), text
 
 

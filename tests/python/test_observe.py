@@ -222,7 +222,9 @@ def test_files(options, tmp_path):
     (tmp_path / "shoal_flight_1.json").write_text(json.dumps(older))
     assert [record["pe"] for record in shoal.observe.read_files(tmp_path)] == [0]
     (tmp_path / "shoal_flight_0.json").unlink()
-    with pytest.raises(shoal.InvalidArgumentError, match="shoal_flight_1.json: it has format 2"):
+    with pytest.raises(
+        shoal.InvalidArgumentError, match="shoal_flight_1.json: SHOAL-N184: it has format 2"
+    ):
         shoal.observe.read_files(tmp_path)
 
 

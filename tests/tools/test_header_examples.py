@@ -14,6 +14,8 @@ NOT_HERE = {
     "device.hpp": "contains a kernel",
     "reduction.hpp": "is for kernels",
     "mpi.hpp": "needs mpi.h",
+    "stream.hpp": "needs CUDA's headers",
+    "version.hpp": "needs a header that a build writes",
 }
 # An example is indented by three spaces and follows an empty line of the comment.
 EMPTY, LINE = re.compile(r" *///?"), re.compile(r" *///?   (.*)")

@@ -86,7 +86,8 @@ TEST_F(Interrupts, AGroupNamesTheInterruptedRankAsTheCause) {
     }
   };
   EXPECT_NO_THROW(run_threads(2, settings(), body));
-  EXPECT_TRUE(errors[0].starts_with("system: SHOAL-N553: dispatch (epoch 1) was interrupted on PE 0"))
+  EXPECT_TRUE(
+      errors[0].starts_with("system: SHOAL-N553: dispatch (epoch 1) was interrupted on PE 0"))
       << errors[0];
   expect_parts(errors[1], {"PE 0"});
 }
