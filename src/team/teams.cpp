@@ -25,7 +25,7 @@ bool contains(const std::vector<Pe>& pes, Pe pe) {
   return std::find(pes.begin(), pes.end(), pe) != pes.end();
 }
 
-/// What the handles of a team on this PE share.
+/// The handles of a team on this PE share one of these.
 struct Handle {
   std::shared_ptr<WorldState> world;
   std::shared_ptr<TeamState> team;

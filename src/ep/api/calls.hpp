@@ -21,8 +21,8 @@ GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* cal
 /// Throws Error{closed} for a handle of operation `epoch` of a closed group.
 [[noreturn]] void fail_closed_result(const char* call, const char* operation, std::uint64_t epoch);
 
-/// As idle_group, for a call with a handle: where its group is closed, which can be this one or
-/// another, the error names the result.
+/// The idle group of a call that takes a handle. The error names the result of the handle if the
+/// group that made it, this one or another, is closed.
 template <typename Handle>
 GroupState& idle_group_for(const std::shared_ptr<GroupState>& state, const char* call,
                            const char* operation, const Handle& handle) {

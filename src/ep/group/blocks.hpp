@@ -25,7 +25,8 @@ class Block {
   Block& operator=(Block&&) noexcept = default;
   ~Block() { offer(); }
 
-  /// What the destructor does. Any thread; has an effect once.
+  /// Offers the memory for release, as the destructor does. Any thread may call; later calls do
+  /// nothing.
   void offer() noexcept;
   /// Releases the memory at once. Collective over the world.
   void release();
