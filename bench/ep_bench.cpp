@@ -79,7 +79,7 @@ class EpBench {
   }
 
   ep::detail::CombineError normal_error(bool row_per_expert) {
-    const std::size_t nodes = group_.route(batches_[0].topk_idx).tokens_per_node.size();
+    const std::size_t nodes = group_.route(batches_[0].topk_idx).counts->tokens_per_node.size();
     return ep::detail::combine_error(ep::detail::normal_mode_levels(
         world_.n_pes(), static_cast<std::int64_t>(nodes), row_per_expert));
   }
@@ -114,7 +114,7 @@ class EpBench {
                      {.weights = {}, .bias = {}, .out = output_for(batch)});
       times.dispatch += middle - start;
       times.combine += now() - middle;
-      times.rows += static_cast<double>(received.rows);
+      times.rows += static_cast<double>(*received.rows);
     }
     return times;
   }
@@ -134,8 +134,8 @@ class EpBench {
       const ep::Dispatched received = dispatch(batch);
       for (std::int64_t row = 0; row < received.rows; ++row) {
         std::uint16_t* const x = received.x.as<std::uint16_t>() + row * shape_.hidden;
-        apply_experts(x, x, received.topk_idx.as<std::int64_t>() + row * shape_.top_k,
-                      received.topk_weights.as<float>() + row * shape_.top_k, me_ * local_experts_,
+        apply_experts(x, x, received.topk_idx->as<std::int64_t>() + row * shape_.top_k,
+                      received.topk_weights->as<float>() + row * shape_.top_k, me_ * local_experts_,
                       shape_);
       }
       group_.combine(received.x, received.handle,
@@ -151,9 +151,9 @@ class EpBench {
     std::int64_t count = 0;
   };
   SlotRows slot_rows(const ep::Dispatched& received) const {
-    SlotRows result{Tensor::empty(DataType::int32, {received.rows, shape_.top_k})};
-    for (std::int64_t i = 0; i < received.rows * shape_.top_k; ++i)
-      result.topk_rows.as<std::int32_t>()[i] = received.topk_idx.as<std::int64_t>()[i] < 0
+    SlotRows result{Tensor::empty(DataType::int32, {*received.rows, shape_.top_k})};
+    for (std::int64_t i = 0; i < *received.rows * shape_.top_k; ++i)
+      result.topk_rows.as<std::int32_t>()[i] = received.topk_idx->as<std::int64_t>()[i] < 0
                                                    ? -1
                                                    : static_cast<std::int32_t>(result.count++);
     return result;
@@ -213,10 +213,10 @@ class EpBench {
         const std::int64_t i = row * shape_.top_k + k;
         const std::int32_t at = layout.topk_rows.as<std::int32_t>()[i];
         if (at < 0) continue;
-        one[static_cast<std::size_t>(k)] = received.topk_idx.as<std::int64_t>()[i];
+        one[static_cast<std::size_t>(k)] = received.topk_idx->as<std::int64_t>()[i];
         apply_experts(y.as<std::uint16_t>() + at * shape_.hidden,
                       received.x.as<std::uint16_t>() + row * shape_.hidden, one.data(),
-                      received.topk_weights.as<float>() + row * shape_.top_k, me_ * local_experts_,
+                      received.topk_weights->as<float>() + row * shape_.top_k, me_ * local_experts_,
                       shape_);
         one[static_cast<std::size_t>(k)] = -1;
       }
@@ -225,9 +225,9 @@ class EpBench {
   /// Measures the copy of the fields that travelled with the rows to contiguous arrays.
   void measure_unpack() {
     const ep::Dispatched received = dispatch(batches_[0]);
-    const Tensor idx = Tensor::empty(DataType::int64, {received.rows, shape_.top_k}),
-                 weights = Tensor::empty(DataType::float32, {received.rows, shape_.top_k}),
-                 tokens = Tensor::empty(DataType::int32, {received.rows});
+    const Tensor idx = Tensor::empty(DataType::int64, {*received.rows, shape_.top_k}),
+                 weights = Tensor::empty(DataType::float32, {*received.rows, shape_.top_k}),
+                 tokens = Tensor::empty(DataType::int32, {*received.rows});
     ep::UnpackOptions to;
     to.topk_idx = idx;
     to.topk_weights = weights;
@@ -239,7 +239,7 @@ class EpBench {
     add("unpack", (now() - start) / static_cast<double>(shape_.iterations),
         static_cast<double>(idx.bytes() + weights.bytes() + tokens.bytes()));
     require(received.rows == 0 ||
-                std::memcmp(weights.data, received.topk_weights.data, weights.bytes()) == 0,
+                std::memcmp(weights.data, received.topk_weights->data, weights.bytes()) == 0,
             Code::mismatch, "unpacked weights differ from those of the dispatch");
   }
 
@@ -328,7 +328,7 @@ class EpBench {
     if (received.x.dtype == DataType::bfloat16)
       return apply_expert(target, received.x.as<std::uint16_t>() + at * shape_.hidden, expert,
                           shape_);
-    const TensorView& scales = received.scales;
+    const TensorView scales = received.scales.value_or(Tensor());
     std::vector<float> row_scales;
     for (std::int64_t group = 0; group < scales.shape[2]; ++group)
       row_scales.push_back(scales.as<float>()[local * scales.strides[0] + row * scales.strides[1] +

@@ -122,10 +122,10 @@ class RmaBench {
     const auto result = world_.heap().allocate<std::byte>(pes * kLargest / 4);
     for (const std::size_t block :
          {std::size_t{1} << 10, std::size_t{64} << 10, std::size_t{1} << 20})
-      measure_together("all_to_all " + size_name(block),
-                       std::min<std::int64_t>(repetitions(block * pes), 100),
-                       static_cast<double>(block * pes),
-                       [&] { all_to_all(world_.team(), result.data(), source.data(), block); });
+      measure_together(
+          "all_to_all " + size_name(block), std::min<std::int64_t>(repetitions(block * pes), 100),
+          static_cast<double>(block * pes),
+          [&] { all_to_all_bytes(world_.team(), result.data(), source.data(), block); });
   }
 
   template <typename Body>

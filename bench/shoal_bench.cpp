@@ -22,7 +22,7 @@ Gather gather_through(World& world) {
         world.heap().allocate<double>(mine.size() * static_cast<std::size_t>(world.n_pes()));
     world.put(source.on(world.my_pe()),
               std::span<const double>(mine));  // the heap may lie on a GPU
-    all_gather(world.team(), target.data(), source.data(), mine.size() * sizeof(double));
+    all_gather_bytes(world.team(), target.data(), source.data(), mine.size() * sizeof(double));
     std::vector<double> all(target.size());
     world.get(std::span(all), target.on(world.my_pe()));
     return all;

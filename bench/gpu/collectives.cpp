@@ -119,19 +119,20 @@ class CollectivesBench {
     void* const to = target_.data();
     const void* const from = source_.data();
     const cudaStream_t stream = stream_.get();
-    measure("broadcast", "Shoal", bytes, [&] { on_.broadcast(to, from, bytes, 0); });
-    measure_host("broadcast", bytes, [&] { broadcast(world_.team(), to, from, bytes, 0); });
+    measure("broadcast", "Shoal", bytes, [&] { on_.broadcast_bytes(to, from, bytes, 0); });
+    measure_host("broadcast", bytes, [&] { broadcast_bytes(world_.team(), to, from, bytes, 0); });
     if (nccl_ != nullptr)
       measure("broadcast", "NCCL", bytes, [&] { nccl_->broadcast(from, to, bytes, stream); });
     if (bytes * n <= kMostGathered) {
-      measure("all-gather", "Shoal", bytes, [&] { on_.all_gather(to, from, bytes); });
-      measure_host("all-gather", bytes, [&] { all_gather(world_.team(), to, from, bytes); });
+      measure("all-gather", "Shoal", bytes, [&] { on_.all_gather_bytes(to, from, bytes); });
+      measure_host("all-gather", bytes, [&] { all_gather_bytes(world_.team(), to, from, bytes); });
       if (nccl_ != nullptr)
         measure("all-gather", "NCCL", bytes, [&] { nccl_->all_gather(from, to, bytes, stream); });
     }
     if (bytes % n != 0) return;
-    measure("all-to-all", "Shoal", bytes, [&] { on_.all_to_all(to, from, bytes / n); });
-    measure_host("all-to-all", bytes, [&] { all_to_all(world_.team(), to, from, bytes / n); });
+    measure("all-to-all", "Shoal", bytes, [&] { on_.all_to_all_bytes(to, from, bytes / n); });
+    measure_host("all-to-all", bytes,
+                 [&] { all_to_all_bytes(world_.team(), to, from, bytes / n); });
     if (nccl_ != nullptr)
       measure("all-to-all", "NCCL", bytes, [&] { nccl_->all_to_all(from, to, bytes / n, stream); });
   }

@@ -199,7 +199,7 @@ class LowLatencyBench {
       const TensorView outputs = group_.next_combine_buffer();
       LowLatencyExperts experts;
       experts.x = received.x;
-      experts.scales = received.scales;
+      if (received.scales) experts.scales = *received.scales;
       experts.counts = received.counts;
       experts.factors = factors_;
       experts.outputs = outputs;

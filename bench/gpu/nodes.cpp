@@ -48,7 +48,7 @@ class NodesBench {
       options.weights = batch_.weights;
       options.launch = launch();
       const ep::Dispatched received = group_.dispatch(batch_.x, routing, options);
-      rows = static_cast<double>(received.rows);
+      rows = static_cast<double>(*received.rows);
       run_experts(received);
       ep::CombineOptions back;
       back.out = output_;
@@ -57,8 +57,8 @@ class NodesBench {
     };
     pair();
     check_output(batch_, output_, batch_.factor, batch_.size,
-                 ep::detail::combine_error(
-                     ep::detail::normal_mode_levels(peers_.count(), routing.node_counts.shape[0])),
+                 ep::detail::combine_error(ep::detail::normal_mode_levels(
+                     peers_.count(), routing.device_counts->tokens_per_node.shape[0])),
                  stream_.get(), "pair between nodes");
     const double bytes = 2 * rows * static_cast<double>(shape_.row_bytes());
     results_.note("rows between nodes", world_.settings().ep_between_nodes);
@@ -80,9 +80,9 @@ class NodesBench {
   void run_experts(const ep::Dispatched& received) const {
     NormalExperts experts;
     experts.x = received.x;
-    experts.topk_idx = received.topk_idx;
-    experts.weights = received.topk_weights;
-    experts.row_count = received.row_count;
+    experts.topk_idx = received.topk_idx.value_or(Tensor());
+    experts.weights = received.topk_weights.value_or(Tensor());
+    experts.row_count = received.device_counts->rows;
     experts.factors = factors_;
     experts.outputs = received.x;
     gpu::run_experts(stream_.get(), experts);

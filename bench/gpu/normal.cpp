@@ -102,7 +102,7 @@ class NormalBench {
       routings_.push_back(group_.route(first_rows(batch.topk_idx, point.tokens), launch()));
       ep::DispatchOptions options = dispatch_options(batch);
       options.worst_case_rows = 0;  // exact: tells how many rows arrive
-      rows += static_cast<double>(group_.dispatch(input(batch), routings_.back(), options).rows);
+      rows += static_cast<double>(*group_.dispatch(input(batch), routings_.back(), options).rows);
       handles_.push_back(
           group_.dispatch(input(batch), routings_.back(), dispatch_options(batch)).handle);
     }
@@ -250,7 +250,8 @@ class NormalBench {
 
   ep::detail::CombineError error(double row_error) const {
     return ep::detail::combine_error(
-        ep::detail::normal_mode_levels(peers_.count(), routings_[0].node_counts.shape[0]),
+        ep::detail::normal_mode_levels(peers_.count(),
+                                       routings_[0].device_counts->tokens_per_node.shape[0]),
         row_error);
   }
 
@@ -260,10 +261,10 @@ class NormalBench {
       const ep::Dispatched received = dispatch(static_cast<std::int64_t>(set));
       NormalExperts experts;
       experts.x = received.x;
-      experts.scales = received.scales;
-      experts.topk_idx = received.topk_idx;
-      experts.weights = received.topk_weights;
-      experts.row_count = received.row_count;
+      if (received.scales) experts.scales = *received.scales;
+      experts.topk_idx = received.topk_idx.value_or(Tensor());
+      experts.weights = received.topk_weights.value_or(Tensor());
+      experts.row_count = received.device_counts->rows;
       experts.factors = factors_;
       experts.outputs = outputs(received, static_cast<std::int64_t>(set));
       run_experts(stream_.get(), experts);

@@ -3,7 +3,7 @@
 // table entries, each compared with a put of as many bytes.
 //
 // Every PE sends to the next one, so a link carries as many bytes in each direction.
-#include "shoal/cuda.hpp"
+#include "shoal/detail/stream_steps.hpp"
 
 #include <random>
 
@@ -88,7 +88,7 @@ class StreamsBench {
   /// Each PE puts `bytes` to every other PE, and waits for those of all.
   void put_to_all(std::size_t bytes) {
     std::byte* const place = gathered_.data() + static_cast<std::size_t>(peers_.me()) * kMostBytes;
-    const cuda::Block blocks[] = {{place, place, bytes}};
+    const detail::StreamBlock blocks[] = {{place, place, bytes}};
     const auto others = static_cast<std::size_t>(peers_.count() - 1);
     measure("put to all", "plain", bytes * others, [&](std::int64_t) {
       on_.put_to_all(world_.team(), blocks, all_flags_.data(), ++round_);
@@ -103,7 +103,7 @@ class StreamsBench {
     std::vector<std::int32_t> indices(random_.begin(), random_.begin() + count);
     for (auto& index : indices) index = static_cast<std::int32_t>(next_ * per_pe + index % per_pe);
     const Tensor on_gpu = upload(TensorView(indices.data(), DataType::int32, {count}));
-    cuda::EntryFetch fetch;
+    detail::EntryFetch fetch;
     fetch.part = source_.data();
     fetch.entry_bytes = entry;
     fetch.entries_per_pe = per_pe;
@@ -122,7 +122,7 @@ class StreamsBench {
   Peers& peers_;
   const Shape shape_;
   const Stream stream_, second_;
-  const cuda::StreamOperations on_, sends_;
+  const shoal::detail::StreamSteps on_, sends_;
   const Pe next_, last_;
   const SymmetricArray<std::byte> source_, target_, slots_, gathered_;
   const SymmetricArray<std::uint64_t> flags_, all_flags_;

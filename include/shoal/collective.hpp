@@ -6,8 +6,8 @@
 //   shoal::all_gather(world.team(), all.span(), mine.span());
 //
 // Each call takes a `target` and a `source` of elements of one type, in blocks of one length (the
-// table, for n PEs). The same calls by address take bytes, or a DataType and a number of elements,
-// for callers that learn types at run time.
+// table, for n PEs). For callers that learn types at run time, the calls named _bytes take
+// addresses and bytes, and reductions take addresses, a DataType and a number of elements.
 //
 // | call | blocks of target | blocks of source |
 // |---|---|---|
@@ -53,7 +53,8 @@ inline constexpr std::size_t kMaxExchangeBytes = 512;
 /// All-gather of a few bytes of ordinary memory, for agreeing on sizes and choices: one hop in a
 /// small team. `mine` has the same length on all PEs, at most kMaxExchangeBytes. Returns size()
 /// blocks of mine.size() bytes, by PE.
-std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byte> mine);
+[[nodiscard]] std::vector<std::byte> exchange_bytes(const Team& team,
+                                                    std::span<const std::byte> mine);
 
 namespace detail {
 
@@ -91,11 +92,12 @@ void all_to_all_v_elements(const Team& team, std::size_t size, void* target,
 
 /// Copies `bytes` bytes of the root's `source` to every PE's `target`, the root's included. In
 /// place.
-void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root);
+void broadcast_bytes(const Team& team, void* target, const void* source, std::size_t bytes,
+                     Pe root);
 /// Copies PE i's `source` (`bytes` bytes) to block i of every `target` (OpenSHMEM: fcollect).
-void all_gather(const Team& team, void* target, const void* source, std::size_t bytes);
+void all_gather_bytes(const Team& team, void* target, const void* source, std::size_t bytes);
 /// Copies block j of PE i's `source` to block i of PE j's `target`; blocks of `bytes` bytes.
-void all_to_all(const Team& team, void* target, const void* source, std::size_t bytes);
+void all_to_all_bytes(const Team& team, void* target, const void* source, std::size_t bytes);
 
 /// All-to-all with a size per pair of PEs.
 ///
@@ -104,10 +106,10 @@ void all_to_all(const Team& team, void* target, const void* source, std::size_t 
 /// memory; only size() elements are read. `source` and `target` may differ among PEs. What this PE
 /// receives must not overlap what it sends or receives otherwise. Throws Error{mismatch} on all PEs
 /// when send_bytes and receive_bytes differ for a pair.
-void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> receive_bytes,
-                  std::span<const std::size_t> receive_offsets, const void* source,
-                  std::span<const std::size_t> send_bytes,
-                  std::span<const std::size_t> send_offsets);
+void all_to_all_v_bytes(const Team& team, void* target, std::span<const std::size_t> receive_bytes,
+                        std::span<const std::size_t> receive_offsets, const void* source,
+                        std::span<const std::size_t> send_bytes,
+                        std::span<const std::size_t> send_offsets);
 
 /// Element-wise reduction of `count` elements over all PEs. In place.
 ///
@@ -131,14 +133,14 @@ template <typename T>
 void broadcast(const Team& team, std::span<T> target,
                std::span<const std::type_identity_t<T>> source, Pe root) {
   detail::block_length(team, "broadcast", target.size(), source.size(), 1, 1);
-  broadcast(team, target.data(), source.data(), source.size_bytes(), root);
+  broadcast_bytes(team, target.data(), source.data(), source.size_bytes(), root);
 }
 template <typename T>
 void all_gather(const Team& team, std::span<T> target,
                 std::span<const std::type_identity_t<T>> source) {
   const auto n = static_cast<std::size_t>(team.size());
   detail::block_length(team, "all_gather", target.size(), source.size(), n, 1);
-  all_gather(team, target.data(), source.data(), source.size_bytes());
+  all_gather_bytes(team, target.data(), source.data(), source.size_bytes());
 }
 template <typename T>
 void all_to_all(const Team& team, std::span<T> target,
@@ -146,7 +148,7 @@ void all_to_all(const Team& team, std::span<T> target,
   const auto n = static_cast<std::size_t>(team.size());
   const std::size_t length =
       detail::block_length(team, "all_to_all", target.size(), source.size(), n, n);
-  all_to_all(team, target.data(), source.data(), length * sizeof(T));
+  all_to_all_bytes(team, target.data(), source.data(), length * sizeof(T));
 }
 /// Counts and offsets are in elements and must stay within the spans.
 template <typename T>
@@ -173,6 +175,31 @@ void reduce_scatter(const Team& team, ReduceOp op, std::span<T> target,
   const auto n = static_cast<std::size_t>(team.size());
   detail::block_length(team, "reduce_scatter", target.size(), source.size(), 1, n);
   reduce_scatter(team, detail::reduced_type<T>(), op, target.data(), source.data(), target.size());
+}
+
+// Names of version 0.1.
+
+[[deprecated("use broadcast_bytes")]] inline void broadcast(const Team& team, void* target,
+                                                            const void* source, std::size_t bytes,
+                                                            Pe root) {
+  broadcast_bytes(team, target, source, bytes, root);
+}
+[[deprecated("use all_gather_bytes")]] inline void all_gather(const Team& team, void* target,
+                                                              const void* source,
+                                                              std::size_t bytes) {
+  all_gather_bytes(team, target, source, bytes);
+}
+[[deprecated("use all_to_all_bytes")]] inline void all_to_all(const Team& team, void* target,
+                                                              const void* source,
+                                                              std::size_t bytes) {
+  all_to_all_bytes(team, target, source, bytes);
+}
+[[deprecated("use all_to_all_v_bytes")]] inline void all_to_all_v(
+    const Team& team, void* target, std::span<const std::size_t> receive_bytes,
+    std::span<const std::size_t> receive_offsets, const void* source,
+    std::span<const std::size_t> send_bytes, std::span<const std::size_t> send_offsets) {
+  all_to_all_v_bytes(team, target, receive_bytes, receive_offsets, source, send_bytes,
+                     send_offsets);
 }
 
 }  // namespace shoal

@@ -13,3 +13,7 @@
 #else
 #define SHOAL_HOST_DEVICE
 #endif
+
+namespace shoal::detail {
+struct Access;  // shoal/detail/access.hpp
+}

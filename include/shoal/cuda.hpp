@@ -30,38 +30,16 @@
 namespace shoal {
 namespace detail {
 class DeviceSide;
-}
+class StreamSteps;
+struct EntryFetch;
+struct StreamBlock;
+}  // namespace detail
 
 namespace cuda {
 
-/// A block of bytes that put_to_all copies: from local memory to `place`, an address in this PE's
-/// heap that names the copy on every PE. With source == place this PE's copy is there already;
-/// others_only: it is written by other means.
-struct Block {
-  void* place = nullptr;
-  const void* source = nullptr;
-  std::size_t bytes = 0;
-  bool others_only = false;
-};
-
-/// Entries of a table that is spread over the PEs of a world, chosen by indices in GPU memory.
-/// Entry i lies on PE i / entries_per_pe as number i % entries_per_pe of that PE's part.
-///
-/// Each entry can have words in a second table, of which this PE holds the whole: `words` of them
-/// per entry, 0: none. Word w of fetched entry r * per_row + k goes to
-/// words_target[r * row_stride + (k * words + w) * step].
-struct EntryFetch {
-  const void* part = nullptr;             ///< of this PE, at the same offset of every heap
-  std::size_t entry_bytes = 0;            ///< at least 1
-  std::int64_t entries_per_pe = 0;        ///< at least 1
-  const std::int32_t* indices = nullptr;  ///< [count]
-  std::int64_t count = 0;
-  void* target = nullptr;  ///< [count] entries, contiguous
-
-  const std::uint32_t* words_table = nullptr;  ///< [all entries, words]
-  std::uint32_t* words_target = nullptr;
-  std::int64_t words = 0, per_row = 1, row_stride = 0, step = 1;
-};
+// Names of version 0.1: shoal/detail/stream_steps.hpp.
+using Block [[deprecated("use shoal::detail::StreamBlock")]] = detail::StreamBlock;
+using EntryFetch [[deprecated("use shoal::detail::EntryFetch")]] = detail::EntryFetch;
 
 /// The operations of World, queued on a stream.
 ///
@@ -74,15 +52,14 @@ struct EntryFetch {
 ///
 /// Where this GPU does not reach the heap of a PE by loads and stores, the proxy carries the
 /// operation (SHOAL_PROXY_SLOTS), which holds the stream until it is complete. With 256 of them
-/// queued outside graphs, a call waits for the first. put_when, take_when, put_to_all, wait_for_all
-/// and fetch_entries need loads and stores: Error{unsupported} elsewhere.
+/// queued outside graphs, a call waits for the first.
 class StreamOperations {
  public:
   /// `stream` is a stream of this PE's GPU and outlives the object. Cheap; not collective. Throws
   /// Error{invalid_argument} for the legacy default stream when several PEs share the GPU.
   StreamOperations(shoal::World world, Stream stream);
 
-  Stream stream() const noexcept { return stream_; }
+  [[nodiscard]] Stream stream() const noexcept { return stream_; }
 
   // Put and get. The local side is any contiguous range of T.
 
@@ -152,32 +129,6 @@ class StreamOperations {
   void put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
                         RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const;
 
-  /// A put, then the flag set to `value`, when `*ready` is at least `at_least`. `ready` is a signal
-  /// of this PE's heap that the target's PE sets; nullptr: at once. One kernel for few bytes; else
-  /// a wait, a copy by a copy engine and a signal.
-  void put_when(const std::uint64_t* ready, std::uint64_t at_least, RemoteAddress target,
-                const void* source, std::size_t bytes, RemoteSpan<std::uint64_t> flag,
-                std::uint64_t value) const;
-  /// The other side of put_when: waits likewise, copies `bytes` bytes of this PE's heap at `source`
-  /// to local memory, then sets `flag` to `value` on the PE that sets `*ready`.
-  void take_when(const std::uint64_t* ready, std::uint64_t at_least, void* target,
-                 const void* source, std::size_t bytes, RemoteSpan<std::uint64_t> flag,
-                 std::uint64_t value) const;
-
-  // Many PEs.
-
-  /// Copies the blocks to every PE of the team, this one included, then sets flags[my PE of the
-  /// world] there to `value`. `flags` is an array of this PE's heap with a word for each PE of the
-  /// world. One kernel for few bytes; else copy engines and one signal kernel.
-  void put_to_all(const shoal::Team& team, std::span<const Block> blocks, std::uint64_t* flags,
-                  std::uint64_t value) const;
-  /// Holds the stream until flags[p] is at least `value` for every PE p of the team. A failure
-  /// names the PE.
-  void wait_for_all(const shoal::Team& team, const std::uint64_t* flags, std::uint64_t value) const;
-  /// Fetches entries of a table, in one kernel. An index outside the table gives zeros and is a
-  /// failure (check_failures).
-  void fetch_entries(const EntryFetch& fetch) const;
-
   // Wait and test on variables of this PE's heap.
 
   /// Holds the stream until `*variable` compares with `value` as asked; uses one thread of the GPU.
@@ -205,7 +156,25 @@ class StreamOperations {
   /// come, the barrier times out and the team's barriers on streams are no longer usable.
   void barrier(const shoal::Team& team) const;
 
+  // Names of version 0.1: shoal/detail/stream_steps.hpp.
+
+  [[deprecated("use shoal::detail::StreamSteps")]] void put_when(
+      const std::uint64_t* ready, std::uint64_t at_least, RemoteAddress target, const void* source,
+      std::size_t bytes, RemoteSpan<std::uint64_t> flag, std::uint64_t value) const;
+  [[deprecated("use shoal::detail::StreamSteps")]] void take_when(
+      const std::uint64_t* ready, std::uint64_t at_least, void* target, const void* source,
+      std::size_t bytes, RemoteSpan<std::uint64_t> flag, std::uint64_t value) const;
+  [[deprecated("use shoal::detail::StreamSteps")]] void put_to_all(
+      const shoal::Team& team, std::span<const detail::StreamBlock> blocks, std::uint64_t* flags,
+      std::uint64_t value) const;
+  [[deprecated("use shoal::detail::StreamSteps")]] void wait_for_all(const shoal::Team& team,
+                                                                     const std::uint64_t* flags,
+                                                                     std::uint64_t value) const;
+  [[deprecated("use shoal::detail::StreamSteps")]] void fetch_entries(
+      const detail::EntryFetch& fetch) const;
+
  private:
+  friend class detail::StreamSteps;
   static void check_counts(std::size_t target, std::size_t source);
   static void check_strided(std::size_t available, std::ptrdiff_t remote_stride,
                             std::ptrdiff_t local_stride, std::size_t count);

@@ -62,7 +62,7 @@ enum class ElementType : std::uint8_t {
 
 /// The ElementType of T: integers, float, double, device::Float16, device::BFloat16.
 template <typename T>
-constexpr ElementType element_type_of() {
+[[nodiscard]] constexpr ElementType element_type_of() {
   if constexpr (std::is_same_v<T, device::Float16>) {
     return ElementType::float16;
   } else if constexpr (std::is_same_v<T, device::BFloat16>) {
@@ -89,18 +89,18 @@ class StreamCollectives {
   /// for the legacy default stream when several PEs share the GPU.
   StreamCollectives(Team team, Stream stream);
 
-  const Team& team() const noexcept { return team_; }
-  Stream stream() const noexcept { return stream_; }
+  [[nodiscard]] const Team& team() const noexcept { return team_; }
+  [[nodiscard]] Stream stream() const noexcept { return stream_; }
 
   /// StreamOperations::barrier: what the streams of all PEs did before is visible afterwards. A
   /// stream has no outstanding operations, so sync is the same.
   void barrier() const;
   void sync() const { barrier(); }
 
-  void broadcast(void* target, const void* source, std::size_t bytes, Pe root) const;
+  void broadcast_bytes(void* target, const void* source, std::size_t bytes, Pe root) const;
   /// `source` may be block my_pe of `target`.
-  void all_gather(void* target, const void* source, std::size_t bytes) const;
-  void all_to_all(void* target, const void* source, std::size_t bytes) const;
+  void all_gather_bytes(void* target, const void* source, std::size_t bytes) const;
+  void all_to_all_bytes(void* target, const void* source, std::size_t bytes) const;
   /// Sizes and offsets are read on the GPU.
   void all_to_all_v(const device::AllToAllV& arguments) const;
 
@@ -117,18 +117,18 @@ class StreamCollectives {
   void broadcast(std::span<T> target, std::span<const std::type_identity_t<T>> source,
                  Pe root) const {
     shoal::detail::block_length("broadcast", target.size(), source.size(), 1, 1);
-    broadcast(target.data(), source.data(), source.size_bytes(), root);
+    broadcast_bytes(target.data(), source.data(), source.size_bytes(), root);
   }
   template <typename T>
   void all_gather(std::span<T> target, std::span<const std::type_identity_t<T>> source) const {
     shoal::detail::block_length("all_gather", target.size(), source.size(), pes(), 1);
-    all_gather(target.data(), source.data(), source.size_bytes());
+    all_gather_bytes(target.data(), source.data(), source.size_bytes());
   }
   template <typename T>
   void all_to_all(std::span<T> target, std::span<const std::type_identity_t<T>> source) const {
     const std::size_t length =
         shoal::detail::block_length("all_to_all", target.size(), source.size(), pes(), pes());
-    all_to_all(target.data(), source.data(), length * sizeof(T));
+    all_to_all_bytes(target.data(), source.data(), length * sizeof(T));
   }
   template <typename T>
   void reduce(ReduceOp op, std::span<T> target,
@@ -152,6 +152,21 @@ class StreamCollectives {
   void reduce_scatter(ReduceOp op, T* target, const std::type_identity_t<T>* source,
                       std::size_t count) const {
     reduce_scatter(element_type_of<T>(), op, target, source, count);
+  }
+
+  // Names of version 0.1.
+
+  [[deprecated("use broadcast_bytes")]] void broadcast(void* target, const void* source,
+                                                       std::size_t bytes, Pe root) const {
+    broadcast_bytes(target, source, bytes, root);
+  }
+  [[deprecated("use all_gather_bytes")]] void all_gather(void* target, const void* source,
+                                                         std::size_t bytes) const {
+    all_gather_bytes(target, source, bytes);
+  }
+  [[deprecated("use all_to_all_bytes")]] void all_to_all(void* target, const void* source,
+                                                         std::size_t bytes) const {
+    all_to_all_bytes(target, source, bytes);
   }
 
  private:

@@ -51,11 +51,11 @@ struct RemoteSpan {
   std::size_t count = 0;
 
   /// Throws Error{invalid_argument} when the range leaves the span.
-  RemoteSpan subspan(std::size_t first, std::size_t length) const {
+  [[nodiscard]] RemoteSpan subspan(std::size_t first, std::size_t length) const {
     if (first > count || length > count - first) detail::fail_subspan(first, length, count);
     return {{address.pe, address.offset + first * sizeof(T)}, length};
   }
-  RemoteSpan operator[](std::size_t index) const { return subspan(index, 1); }
+  [[nodiscard]] RemoteSpan operator[](std::size_t index) const { return subspan(index, 1); }
 };
 
 template <typename T>
@@ -67,8 +67,8 @@ class SharedBuffer {
  public:
   /// The start of that PE's buffer for this PE's GPU; nullptr when the PE shared no bytes or this
   /// GPU cannot reach them.
-  std::byte* on(Pe pe) const { return addresses_.at(static_cast<std::size_t>(pe)); }
-  std::size_t bytes(Pe pe) const { return bytes_.at(static_cast<std::size_t>(pe)); }
+  [[nodiscard]] std::byte* on(Pe pe) const { return addresses_.at(static_cast<std::size_t>(pe)); }
+  [[nodiscard]] std::size_t bytes(Pe pe) const { return bytes_.at(static_cast<std::size_t>(pe)); }
 
  private:
   friend class SymmetricHeap;
@@ -87,9 +87,9 @@ class SymmetricHeap {
   /// on all PEs, with nothing allocated: Error{exhausted} stating the size, what is free and
   /// SHOAL_SYMMETRIC_SIZE, also when a GPU has no memory left; Error{mismatch} when PEs pass
   /// different arguments.
-  void* malloc(std::size_t bytes);
-  void* align(std::size_t alignment, std::size_t bytes);
-  void* calloc(std::size_t count, std::size_t size);
+  [[nodiscard]] void* malloc(std::size_t bytes);
+  [[nodiscard]] void* align(std::size_t alignment, std::size_t bytes);
+  [[nodiscard]] void* calloc(std::size_t count, std::size_t size);
   /// Releases a result of malloc, calloc or align. Collective; nullptr does nothing. Any other
   /// pointer is Error{invalid_argument} on this PE alone, before the other PEs are involved: the
   /// heap is unchanged and the call can be repeated with the right pointer.
@@ -97,7 +97,7 @@ class SymmetricHeap {
 
   /// Allocates `count` elements, zeroed, owned by the result. Collective. Throws as malloc.
   template <typename T>
-  SymmetricArray<T> allocate(std::size_t count);
+  [[nodiscard]] SymmetricArray<T> allocate(std::size_t count);
 
   /// Registers [pointer, pointer + bytes) as local buffer with transports that need registration.
   /// Not collective. Throws Error{invalid_argument} for a range that is empty, overlaps a
@@ -114,7 +114,7 @@ class SymmetricHeap {
   /// on all PEs, with nothing changed: Error{unsupported} for a heap on the host and for memory
   /// that cannot be passed to other processes, saying why; Error{invalid_argument} for memory that
   /// is not this PE's GPU's.
-  SharedBuffer share_buffer(const void* pointer, std::size_t bytes);
+  [[nodiscard]] SharedBuffer share_buffer(const void* pointer, std::size_t bytes);
   /// Ends one share_buffer. Collective, in the same order as other calls. The last one for an
   /// allocation unmaps it. Throws Error{invalid_argument} on all PEs when one of them names a
   /// buffer that is not shared.
@@ -122,29 +122,29 @@ class SymmetricHeap {
 
   /// The address of `local` (in this PE's heap) in the heap of `pe`, for loads and stores of this
   /// process or, for a heap in GPU memory, of this PE's GPU; nullptr when they do not reach it.
-  void* peer_pointer(const void* local, Pe pe) const;
+  [[nodiscard]] void* peer_pointer(const void* local, Pe pe) const;
 
   /// The offset of `local` in the heap, which is the same on every PE. Throws
   /// Error{invalid_argument} outside the heap.
-  std::size_t offset_of(const void* local) const;
+  [[nodiscard]] std::size_t offset_of(const void* local) const;
   /// Whether [local, local + bytes) lies in this PE's heap.
-  bool contains(const void* local, std::size_t bytes = 1) const noexcept;
+  [[nodiscard]] bool contains(const void* local, std::size_t bytes = 1) const noexcept;
 
   /// Where the heap lies: the host, or this PE's GPU as numbered in this process.
-  Device device() const noexcept;
+  [[nodiscard]] Device device() const noexcept;
   /// Keeps this PE's heap mapped while any copy lives, also after World::close: for arrays that
   /// outlive the world, such as those of Python.
-  std::shared_ptr<void> memory_owner() const;
+  [[nodiscard]] std::shared_ptr<void> memory_owner() const;
 
   /// Start of this PE's heap.
-  std::byte* base() const noexcept;
+  [[nodiscard]] std::byte* base() const noexcept;
   /// SHOAL_SYMMETRIC_SIZE in bytes, rounded up to pages of the host or the GPU.
-  std::size_t size() const noexcept;
+  [[nodiscard]] std::size_t size() const noexcept;
   /// Bytes in use by allocations, Shoal's own and destroyed arrays that are not yet released
   /// included.
-  std::size_t used() const;
+  [[nodiscard]] std::size_t used() const;
   /// Bytes of the largest block that can still be allocated.
-  std::size_t largest_free() const;
+  [[nodiscard]] std::size_t largest_free() const;
 
  private:
   friend class detail::WorldState;

@@ -45,14 +45,15 @@ class Team {
   /// invalid team.
   [[nodiscard]] std::int32_t index() const noexcept;
 
-  /// The world of the team. Throws as state().
-  World world() const;
+  /// The world of the team. Throws Error{closed} when the team is destroyed or its world is closed,
+  /// Error{invalid_argument} when the team is invalid.
+  [[nodiscard]] World world() const;
 
   /// PE `pe` of this team as numbered in the world. Throws Error{invalid_argument} when out of
   /// range.
-  Pe world_pe(Pe pe) const;
+  [[nodiscard]] Pe world_pe(Pe pe) const;
   /// PE `pe` of this team as numbered in `other`; nullopt when it is not in that team.
-  std::optional<Pe> translate(Pe pe, const Team& other) const;
+  [[nodiscard]] std::optional<Pe> translate(Pe pe, const Team& other) const;
 
   /// The team of `count` PEs of this one: start, start + stride, ... (stride may be negative, not
   /// 0). PEs may pass different numbers, so one call makes any number of disjoint teams:
@@ -66,24 +67,24 @@ class Team {
   /// that overlap do; Error{invalid_argument} when the set of a member, or the numbers that all PEs
   /// pass, leave this team; Error{exhausted} when one of the PEs uses SHOAL_MAX_TEAMS. A call that
   /// throws changes nothing on any PE.
-  Team split_strided(Pe start, Pe stride, Pe count) const;
+  [[nodiscard]] Team split_strided(Pe start, Pe stride, Pe count) const;
 
   /// Lays this team out row by row, `x_range` PEs wide, and returns {my row, my column}. The last
   /// row may be shorter. Collective over this team. Throws as split_strided.
-  std::pair<Team, Team> split_2d(Pe x_range) const;
+  [[nodiscard]] std::pair<Team, Team> split_2d(Pe x_range) const;
 
   /// Releases the team's slot at once. Collective over its PEs. Calls on all copies of the handle
   /// throw Error{closed} afterwards. Throws Error{invalid_argument} for predefined teams.
   void free();
   [[deprecated("use free")]] void destroy() { free(); }
 
-  /// For Shoal's own layers. Throws Error{closed} when the team is destroyed or its world is
-  /// closed, Error{invalid_argument} when the team is invalid.
-  detail::TeamState& state() const;
-  const std::shared_ptr<detail::TeamState>& shared_state() const noexcept { return state_; }
-  explicit Team(std::shared_ptr<detail::TeamState> state) : state_(std::move(state)) {}
-
  private:
+  friend struct detail::Access;
+  explicit Team(std::shared_ptr<detail::TeamState> state) : state_(std::move(state)) {}
+  /// Throws Error{closed} when the team is destroyed or its world is closed,
+  /// Error{invalid_argument} when the team is invalid.
+  detail::TeamState& state() const;
+
   std::shared_ptr<detail::TeamState> state_;
 };
 

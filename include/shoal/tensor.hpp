@@ -83,6 +83,8 @@ struct TensorView : TensorLayout {
   /// A contiguous, row-major view on the host. Throws as TensorLayout's constructor.
   TensorView(const void* memory, DataType type, std::initializer_list<std::int64_t> extents)
       : TensorLayout(type, extents), data(const_cast<void*>(memory)) {}
+  /// An array at `memory` that is laid out like another one.
+  TensorView(void* memory, const TensorLayout& layout) : TensorLayout(layout), data(memory) {}
 
   template <typename T>
   [[nodiscard]] T* as() const noexcept {

@@ -66,7 +66,9 @@ struct WorldOptions {
   /// The control plane of this PE (shoal/bootstrap.hpp); nullptr: chosen by settings.bootstrap.
   std::shared_ptr<Bootstrap> bootstrap{};
 
-  static WorldOptions from_environment() { return {Settings::from_environment(), nullptr}; }
+  [[nodiscard]] static WorldOptions from_environment() {
+    return {Settings::from_environment(), nullptr};
+  }
 };
 
 /// One step of World::open on this PE.
@@ -88,10 +90,11 @@ class World {
 
   /// Starts the world. Collective over all of its PEs. A failure on one PE makes the call throw on
   /// all of them, with that PE's message, within SHOAL_BOOTSTRAP_TIMEOUT_MS.
-  static World open(WorldOptions options = WorldOptions::from_environment());
+  [[nodiscard]] static World open(WorldOptions options = WorldOptions::from_environment());
   /// open on a thread of its own, so that the program can do other work meanwhile. get() of the
   /// future throws what open throws. Any one thread may use the world.
-  static std::future<World> open_async(WorldOptions options = WorldOptions::from_environment());
+  [[nodiscard]] static std::future<World> open_async(
+      WorldOptions options = WorldOptions::from_environment());
 
   /// Ends the world after a barrier. Collective. Its teams become invalid, and so do pointers of
   /// malloc, align and calloc; arrays keep this PE's copy readable (SymmetricArray).
@@ -103,44 +106,44 @@ class World {
   /// Error{peer_failed} with `reason`. The world stays open here; destroy it without close. Does
   /// nothing on a closed world.
   void abort(const std::string& reason) const noexcept;
-  bool is_open() const noexcept;
+  [[nodiscard]] bool is_open() const noexcept;
 
-  Pe my_pe() const;
-  Pe n_pes() const;
+  [[nodiscard]] Pe my_pe() const;
+  [[nodiscard]] Pe n_pes() const;
   /// Index of this PE on its node, and the number of PEs per node (equal on all nodes).
-  Pe my_pe_on_node() const;
-  Pe pes_per_node() const;
+  [[nodiscard]] Pe my_pe_on_node() const;
+  [[nodiscard]] Pe pes_per_node() const;
 
-  Team team() const;             ///< all PEs
-  Team node_team() const;        ///< PEs of this PE's node
-  Team shared_team() const;      ///< PEs whose heaps this PE reaches by load and store
-  Team same_index_team() const;  ///< PEs with this PE's index on every node (a rail)
-  Team self_team() const;        ///< this PE alone
+  [[nodiscard]] Team team() const;         ///< all PEs
+  [[nodiscard]] Team node_team() const;    ///< PEs of this PE's node
+  [[nodiscard]] Team shared_team() const;  ///< PEs whose heaps this PE reaches by load and store
+  [[nodiscard]] Team same_index_team() const;  ///< PEs with this PE's index on every node (a rail)
+  [[nodiscard]] Team self_team() const;        ///< this PE alone
 
   /// A number that names a team for make_team. One PE makes it and passes it to the others by any
   /// means.
-  std::uint64_t make_team_id() const;
+  [[nodiscard]] std::uint64_t make_team_id() const;
   /// The team of the `size` PEs that call with the same `id`, each with its own `index` from 0 to
   /// size - 1. Collective over those PEs alone. Throws Error{invalid_argument} for an index out of
   /// range or taken twice, Error{exhausted} as Team::split_strided.
-  Team make_team(std::uint64_t id, Pe size, Pe index) const;
+  [[nodiscard]] Team make_team(std::uint64_t id, Pe size, Pe index) const;
 
-  SymmetricHeap& heap() const;
-  const Settings& settings() const;
-  const std::vector<InitPhase>& init_phases() const;
+  [[nodiscard]] SymmetricHeap& heap() const;
+  [[nodiscard]] const Settings& settings() const;
+  [[nodiscard]] const std::vector<InitPhase>& init_phases() const;
   /// The control plane, for small exchanges of the program's own, such as the ids of other
   /// libraries. It belongs to the world. Its calls are collective (shoal/bootstrap.hpp) and must
   /// not overlap other collective calls of the world.
-  Bootstrap& bootstrap() const;
+  [[nodiscard]] Bootstrap& bootstrap() const;
   /// The transport chosen for the heap of `pe` and its capabilities, as text: "shm: load-store put
   /// get atomics signals". For heaps in GPU memory it also names the transport of control words and
   /// the reason why no better one is used: "staged: put get atomics signals; control shm; cuda_p2p:
   /// GPU 0 has no peer access to GPU 1 (cuDeviceCanAccessPeer)".
-  std::string describe_transport(Pe pe) const;
+  [[nodiscard]] std::string describe_transport(Pe pe) const;
   /// How every pair of PEs reaches each other, and why by that transport
   /// (shoal/connectivity.hpp): the same report on all PEs. Collective. Throws Error{peer_failed} or
   /// Error{timeout} when a PE does not take part.
-  ConnectivityReport connectivity() const;
+  [[nodiscard]] ConnectivityReport connectivity() const;
 
   // Put and get. The local side is any contiguous range of T: a vector, an array, a span.
 
@@ -175,7 +178,7 @@ class World {
     put_bytes(target.address, &value, sizeof value);
   }
   template <typename T>
-  T get_value(RemoteSpan<T> source) const {
+  [[nodiscard]] T get_value(RemoteSpan<T> source) const {
     T value;
     get_bytes(&value, source.address, sizeof value);
     return value;
@@ -273,7 +276,7 @@ class World {
   void put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
                         RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const;
   /// The value of a signal of this PE.
-  std::uint64_t signal_fetch(const std::uint64_t* flag) const;
+  [[nodiscard]] std::uint64_t signal_fetch(const std::uint64_t* flag) const;
   /// Waits until `*flag` compares with `value` as asked, and returns the value seen.
   std::uint64_t signal_wait_until(const std::uint64_t* flag, Compare compare,
                                   std::uint64_t value) const {
@@ -295,7 +298,7 @@ class World {
     wait_all(std::span<const T>(variable, 1), compare, std::span<const T>(&value, 1), {});
   }
   template <AtomicType T>
-  bool test(const T* variable, Compare compare, std::type_identity_t<T> value) const {
+  [[nodiscard]] bool test(const T* variable, Compare compare, std::type_identity_t<T> value) const {
     return test_all(std::span<const T>(variable, 1), compare, std::span<const T>(&value, 1), {});
   }
   template <AtomicType T>
@@ -305,9 +308,9 @@ class World {
     wait_words(words(variables, values, skip), compare, Quorum::all);
   }
   template <AtomicType T>
-  bool test_all(std::span<const T> variables, Compare compare,
-                std::span<const std::type_identity_t<T>> values,
-                std::span<const int> skip = {}) const {
+  [[nodiscard]] bool test_all(std::span<const T> variables, Compare compare,
+                              std::span<const std::type_identity_t<T>> values,
+                              std::span<const int> skip = {}) const {
     return test_words(words(variables, values, skip), compare, Quorum::all).satisfied;
   }
   template <AtomicType T>
@@ -317,9 +320,9 @@ class World {
     return first(wait_words(words(variables, values, skip), compare, Quorum::any));
   }
   template <AtomicType T>
-  std::size_t test_any(std::span<const T> variables, Compare compare,
-                       std::span<const std::type_identity_t<T>> values,
-                       std::span<const int> skip = {}) const {
+  [[nodiscard]] std::size_t test_any(std::span<const T> variables, Compare compare,
+                                     std::span<const std::type_identity_t<T>> values,
+                                     std::span<const int> skip = {}) const {
     return first(test_words(words(variables, values, skip), compare, Quorum::any));
   }
   /// Waits for at least one variable, and returns the indices of all that compare as asked.
@@ -330,9 +333,9 @@ class World {
     return wait_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
   template <AtomicType T>
-  std::vector<std::size_t> test_some(std::span<const T> variables, Compare compare,
-                                     std::span<const std::type_identity_t<T>> values,
-                                     std::span<const int> skip = {}) const {
+  [[nodiscard]] std::vector<std::size_t> test_some(std::span<const T> variables, Compare compare,
+                                                   std::span<const std::type_identity_t<T>> values,
+                                                   std::span<const int> skip = {}) const {
     return test_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
 
@@ -343,11 +346,12 @@ class World {
   /// Returns when all earlier operations of this PE are complete and visible at their targets.
   void quiet() const;
 
-  /// For Shoal's own layers. Throws Error{closed} when closed.
-  detail::WorldState& state() const;
-  explicit World(std::shared_ptr<detail::WorldState> state) : state_(std::move(state)) {}
-
  private:
+  friend struct detail::Access;
+  explicit World(std::shared_ptr<detail::WorldState> state) : state_(std::move(state)) {}
+  /// Throws Error{closed} when closed.
+  detail::WorldState& state() const;
+
   /// Variables of either width, so that the wait loops are compiled once.
   struct Words {
     const void* variables;

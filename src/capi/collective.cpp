@@ -39,20 +39,21 @@ shoal_status shoal_sync(const shoal_team* team) {
 
 shoal_status shoal_broadcast(const shoal_team* team, void* target, const void* source, size_t bytes,
                              int32_t root) {
-  return guarded(
-      [&] { shoal::broadcast(team_of(team, "shoal_broadcast"), target, source, bytes, root); });
+  return guarded([&] {
+    shoal::broadcast_bytes(team_of(team, "shoal_broadcast"), target, source, bytes, root);
+  });
 }
 
 shoal_status shoal_all_gather(const shoal_team* team, void* target, const void* source,
                               size_t bytes) {
   return guarded(
-      [&] { shoal::all_gather(team_of(team, "shoal_all_gather"), target, source, bytes); });
+      [&] { shoal::all_gather_bytes(team_of(team, "shoal_all_gather"), target, source, bytes); });
 }
 
 shoal_status shoal_all_to_all(const shoal_team* team, void* target, const void* source,
                               size_t bytes) {
   return guarded(
-      [&] { shoal::all_to_all(team_of(team, "shoal_all_to_all"), target, source, bytes); });
+      [&] { shoal::all_to_all_bytes(team_of(team, "shoal_all_to_all"), target, source, bytes); });
 }
 
 shoal_status shoal_all_to_all_v(const shoal_team* team, void* target, const size_t* receive_bytes,
@@ -61,10 +62,10 @@ shoal_status shoal_all_to_all_v(const shoal_team* team, void* target, const size
   const char* call = "shoal_all_to_all_v";
   return guarded([&] {
     const shoal::Team& pes = team_of(team, call);
-    shoal::all_to_all_v(pes, target, per_pe(pes, receive_bytes, call, "receive_bytes"),
-                        per_pe(pes, receive_offsets, call, "receive_offsets"), source,
-                        per_pe(pes, send_bytes, call, "send_bytes"),
-                        per_pe(pes, send_offsets, call, "send_offsets"));
+    shoal::all_to_all_v_bytes(pes, target, per_pe(pes, receive_bytes, call, "receive_bytes"),
+                              per_pe(pes, receive_offsets, call, "receive_offsets"), source,
+                              per_pe(pes, send_bytes, call, "send_bytes"),
+                              per_pe(pes, send_offsets, call, "send_offsets"));
   });
 }
 

@@ -14,6 +14,7 @@
 #include "capi/objects.hpp"
 #include "capi/structs.hpp"
 #include "capi/tensors.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 
 namespace shoal::capi {
 
@@ -68,6 +69,6 @@ struct shoal_ep_future {
   explicit shoal_ep_future(const shoal::ep::Group& group) : counts(group) {}
   const shoal::capi::Counts counts;
   const pid_t process = getpid();  ///< a child that it forks has no thread that ends the operation
-  std::future<shoal::ep::Dispatched> dispatched{};
+  std::future<shoal::ep::detail::AnyDispatched> dispatched{};
   std::future<shoal::ep::Combined> combined{};
 };

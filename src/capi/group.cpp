@@ -68,7 +68,10 @@ ep::Launch launch_of(const shoal_ep_launch* given) {
   const shoal_ep_launch defaults = SHOAL_EP_LAUNCH_INIT;
   const shoal_ep_launch c = read_struct("shoal_ep_launch", given, defaults);
   check_reserved("shoal_ep_launch", c.reserved);
-  return {.stream = c.stream, .after = c.after, .done = c.done, .sms = c.sms};
+  return {.stream = static_cast<Stream>(c.stream),
+          .after = static_cast<Event>(c.after),
+          .done = static_cast<Event>(c.done),
+          .sms = c.sms};
 }
 
 void check_reserved(const char* name, std::int32_t value) {

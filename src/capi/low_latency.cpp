@@ -45,7 +45,7 @@ shoal_ep_low_latency_received received_of(std::unique_ptr<ReceivedOwner> owner) 
   shoal_ep_low_latency_received c = SHOAL_EP_LOW_LATENCY_RECEIVED_INIT;
   c.handle = &owner->handle;
   c.x = tensor_of(received.x);
-  c.scales = tensor_of(received.scales);
+  c.scales = tensor_of(received.scales.value_or(Tensor()));
   c.counts = tensor_of(received.counts);
   c.source_token = tensor_of(received.source_token);
   c.layout = tensor_of(received.layout);

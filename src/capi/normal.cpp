@@ -6,22 +6,21 @@ namespace shoal::capi {
 namespace {
 
 using RoutingOwner = Owned<ep::Routing>;
-using DispatchedOwner = Owned<ep::Dispatched, shoal_ep_handle>;
+using DispatchedOwner = Owned<ep::detail::AnyDispatched, shoal_ep_handle>;
 using CombinedOwner = Owned<ep::Combined>;
 
-ep::DispatchOptions dispatch_options(const shoal_ep_dispatch_options* given, const char* call) {
+ep::detail::AnyDispatchOptions dispatch_options(const shoal_ep_dispatch_options* given,
+                                                const char* call) {
   const shoal_ep_dispatch_options defaults = SHOAL_EP_DISPATCH_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_dispatch_options", given, defaults);
   check_reserved("shoal_ep_dispatch_options", c.reserved);
-  return {
-      .weights = optional_view_of(c.weights, call, "shoal_ep_dispatch_options.weights"),
-      .scales = optional_view_of(c.scales, call, "shoal_ep_dispatch_options.scales"),
-      .expert_alignment = c.expert_alignment,
-      .expert_major = c.expert_major != 0,
-      .worst_case_rows = c.worst_case_rows,
-      .copy_out = c.copy_out != 0,
-      .launch = launch_of(c.launch),
-  };
+  return {{.weights = optional_view_of(c.weights, call, "shoal_ep_dispatch_options.weights"),
+           .scales = optional_view_of(c.scales, call, "shoal_ep_dispatch_options.scales"),
+           .expert_alignment = c.expert_alignment,
+           .worst_case_rows = c.worst_case_rows,
+           .copy_out = c.copy_out != 0,
+           .launch = launch_of(c.launch)},
+          c.expert_major != 0};
 }
 
 ep::CombineOptions combine_options(const shoal_ep_combine_options* given, const char* call) {
@@ -50,26 +49,29 @@ void fill_routing(shoal_ep_routing* out, ep::Routing&& result, const Counts& cou
   const ep::Routing& routing = owner->value;
   shoal_ep_routing c = SHOAL_EP_ROUTING_INIT;
   c.topk_idx = tensor_of(routing.topk_idx);
-  c.rank_counts = tensor_of(routing.rank_counts);
-  c.expert_counts = tensor_of(routing.expert_counts);
-  c.tokens_per_rank = data_of(routing.tokens_per_rank);
-  c.tokens_per_expert = data_of(routing.tokens_per_expert);
   c.tokens = routing.tokens();
   c.ranks = counts.ranks;
   c.experts = counts.ranks * counts.local_experts;
-  c.node_counts = tensor_of(routing.node_counts);
-  c.tokens_per_node = data_of(routing.tokens_per_node);
-  c.nodes = static_cast<std::int32_t>(
-      routing.node_counts.defined() ? routing.node_counts.shape[0]
-                                    : static_cast<std::int64_t>(routing.tokens_per_node.size()));
+  if (const auto& here = routing.counts) {
+    c.tokens_per_rank = data_of(here->tokens_per_rank);
+    c.tokens_per_expert = data_of(here->tokens_per_expert);
+    c.tokens_per_node = data_of(here->tokens_per_node);
+    c.nodes = static_cast<std::int32_t>(here->tokens_per_node.size());
+  } else if (const auto& on_gpu = routing.device_counts) {
+    c.rank_counts = tensor_of(on_gpu->tokens_per_rank);
+    c.expert_counts = tensor_of(on_gpu->tokens_per_expert);
+    c.node_counts = tensor_of(on_gpu->tokens_per_node);
+    c.nodes = static_cast<std::int32_t>(on_gpu->tokens_per_node.shape[0]);
+  }
   c.owner = owner.release();
   fill_struct(out, c);
 }
 
-void fill_dispatched(shoal_ep_dispatched* out, ep::Dispatched&& result, const Counts& counts) {
+void fill_dispatched(shoal_ep_dispatched* out, ep::detail::AnyDispatched&& result,
+                     const Counts& counts) {
   shoal_ep_handle handle{result.handle};
   auto owner = std::make_unique<DispatchedOwner>(std::move(result), std::move(handle));
-  const ep::Dispatched& dispatched = owner->value;
+  const ep::detail::AnyDispatched& dispatched = owner->value;
   shoal_ep_dispatched c = SHOAL_EP_DISPATCHED_INIT;
   c.handle = &owner->handle;
   c.x = tensor_of(dispatched.x);
@@ -93,7 +95,7 @@ void fill_combined(shoal_ep_combined* out, ep::Combined&& result) {
   auto owner = std::make_unique<CombinedOwner>(std::move(result));
   shoal_ep_combined c = SHOAL_EP_COMBINED_INIT;
   c.x = tensor_of(owner->value.x);
-  c.topk_weights = tensor_of(owner->value.topk_weights);
+  c.topk_weights = tensor_of(owner->value.topk_weights.value_or(Tensor()));
   c.owner = owner.release();
   fill_struct(out, c);
 }
@@ -108,9 +110,10 @@ void dispatch(const char* call, shoal_ep_group* handle, const shoal_tensor* x, c
               const shoal_ep_dispatch_options* options, shoal_ep_dispatched* out) {
   check_fillable(call, "shoal_ep_dispatched", out);
   ep::Group& group = group_of(handle, call);
-  fill_dispatched(out,
-                  group.dispatch(view_of(x, call, "x"), layout, dispatch_options(options, call)),
-                  Counts(group));
+  fill_dispatched(
+      out,
+      ep::detail::dispatch(group, view_of(x, call, "x"), layout, dispatch_options(options, call)),
+      Counts(group));
 }
 
 }  // namespace
@@ -225,8 +228,8 @@ shoal_status shoal_ep_dispatch_async(shoal_ep_group* group, const shoal_tensor* 
     shoal_ep_future*& out = required(future, call, "future");
     shoal::ep::Group& by = group_of(group, call);
     auto made = std::make_unique<shoal_ep_future>(by);
-    made->dispatched = by.dispatch_async(view_of(x, call, "x"), routing_in(routing, call),
-                                         dispatch_options(options, call));
+    made->dispatched = shoal::ep::detail::dispatch_async(
+        by, view_of(x, call, "x"), routing_in(routing, call), dispatch_options(options, call));
     out = made.release();
   });
 }

@@ -132,10 +132,10 @@ void check_pairs(const Call& call, const PairMatrix& matrix) {
 
 }  // namespace
 
-void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> receive_bytes,
-                  std::span<const std::size_t> receive_offsets, const void* source,
-                  std::span<const std::size_t> send_bytes,
-                  std::span<const std::size_t> send_offsets) {
+void all_to_all_v_bytes(const Team& team, void* target, std::span<const std::size_t> receive_bytes,
+                        std::span<const std::size_t> receive_offsets, const void* source,
+                        std::span<const std::size_t> send_bytes,
+                        std::span<const std::size_t> send_offsets) {
   Call call(team, Operation::all_to_all_v);
   std::vector<std::size_t> to, from;
   call.checked([&] {

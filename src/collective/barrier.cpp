@@ -13,21 +13,21 @@ using detail::record::CountedCollective;
 using detail::record::WorldOperation;
 
 void barrier(const Team& team) {
-  detail::TeamState& state = team.state();
+  detail::TeamState& state = state_of(team);
   const CountedCollective counted(state.world->recorder(), WorldOperation::barrier);
   state.world->fabric().quiet();
   detail::sync(state, "barrier");
 }
 
 void sync(const Team& team) {
-  detail::TeamState& state = team.state();
+  detail::TeamState& state = state_of(team);
   const CountedCollective counted(state.world->recorder(), WorldOperation::sync);
   detail::sync(state, "sync");
 }
 
 std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byte> mine) {
   static_assert(kMaxExchangeBytes == detail::kExchangeBytes);
-  detail::TeamState& state = team.state();
+  detail::TeamState& state = state_of(team);
   state.world->progress().checked(state.next_call(), [&] {
     require(mine.size() <= kMaxExchangeBytes, Code::invalid_argument,
             "SHOAL-N456: exchange_bytes of {} bytes; allowed: up to {}", mine.size(),
@@ -53,7 +53,7 @@ std::size_t block_length(const char* call, std::size_t target, std::size_t sourc
 
 std::size_t block_length(const Team& team, const char* call, std::size_t target, std::size_t source,
                          std::size_t target_blocks, std::size_t source_blocks) {
-  const TeamState& state = team.state();
+  const TeamState& state = state_of(team);
   return state.world->progress().checked(state.next_call(), [&] {
     return block_length(call, target, source, target_blocks, source_blocks);
   });
@@ -64,7 +64,7 @@ void all_to_all_v_elements(const Team& team, std::size_t size, void* target,
                            std::span<const std::size_t> receive_offsets, const void* source,
                            std::size_t source_count, std::span<const std::size_t> send_counts,
                            std::span<const std::size_t> send_offsets) {
-  const TeamState& state = team.state();
+  const TeamState& state = state_of(team);
   const std::size_t n = state.size();
   std::vector<std::size_t> bytes[4];
   state.world->progress().checked(state.next_call(), [&] {
@@ -94,7 +94,7 @@ void all_to_all_v_elements(const Team& team, std::size_t size, void* target,
       const bool used = elements[i / 2 * 2][pe] != 0;
       bytes[i].push_back(used ? elements[i][pe] * size : 0);
     }
-  all_to_all_v(team, target, bytes[0], bytes[1], source, bytes[2], bytes[3]);
+  all_to_all_v_bytes(team, target, bytes[0], bytes[1], source, bytes[2], bytes[3]);
 }
 
 }  // namespace detail

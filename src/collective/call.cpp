@@ -74,7 +74,7 @@ const char* name_of(Operation operation) noexcept {
 }
 
 Call::Call(const Team& team, Operation operation)
-    : team_(team.state()), operation_(operation), epoch_(team_.epoch + 1) {}
+    : team_(state_of(team)), operation_(operation), epoch_(team_.epoch + 1) {}
 
 std::size_t Call::checked_offset(const char* what, const void* address, std::size_t bytes,
                                  std::size_t blocks, std::size_t alignment) const {

@@ -62,7 +62,8 @@ void pull_from_all(Call& call, std::byte* target, std::size_t offset, std::size_
 
 }  // namespace
 
-void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root) {
+void broadcast_bytes(const Team& team, void* target, const void* source, std::size_t bytes,
+                     Pe root) {
   Call call(team, Operation::broadcast);
   const auto [target_offset, source_offset] = call.checked([&] {
     require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
@@ -102,7 +103,7 @@ void broadcast(const Team& team, void* target, const void* source, std::size_t b
   call.complete();
 }
 
-void all_gather(const Team& team, void* target, const void* source, std::size_t bytes) {
+void all_gather_bytes(const Team& team, void* target, const void* source, std::size_t bytes) {
   Call call(team, Operation::all_gather);
   const std::size_t n = call.n_pes();
   const auto [target_offset, source_offset] =
@@ -132,7 +133,7 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
   pull_from_all(call, to, source_offset, bytes);
 }
 
-void all_to_all(const Team& team, void* target, const void* source, std::size_t bytes) {
+void all_to_all_bytes(const Team& team, void* target, const void* source, std::size_t bytes) {
   Call call(team, Operation::all_to_all);
   const std::size_t n = call.n_pes();
   const auto [target_offset, source_offset] =

@@ -16,7 +16,7 @@
 #include <span>
 #include <string>
 
-#include "shoal/cuda.hpp"
+#include "shoal/detail/stream_steps.hpp"
 #include "shoal/device/detail/proxy_ring.hpp"
 #include "shoal/device/types.hpp"
 
@@ -134,11 +134,11 @@ class DeviceSide {
   virtual void barrier(cuda::Stream stream, const device::Team& team) const = 0;
   virtual void transfer(cuda::Stream stream, const Transfer& transfer) const = 0;
   virtual void put_to_all(cuda::Stream stream, const device::Team& team,
-                          std::span<const cuda::Block> blocks, std::uint64_t* flags,
+                          std::span<const detail::StreamBlock> blocks, std::uint64_t* flags,
                           std::uint64_t value) const = 0;
   virtual void wait_for_all(cuda::Stream stream, const device::Team& team,
                             const std::uint64_t* flags, std::uint64_t value) const = 0;
-  virtual void fetch_entries(cuda::Stream stream, const cuda::EntryFetch& fetch) const = 0;
+  virtual void fetch_entries(cuda::Stream stream, const detail::EntryFetch& fetch) const = 0;
   virtual void order(cuda::Stream before, cuda::Stream after) const = 0;
   /// True if the stream is being captured into a graph.
   virtual bool captures(cuda::Stream stream) const = 0;

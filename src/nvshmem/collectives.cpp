@@ -63,22 +63,22 @@ int reduce_scatter(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, co
 
 }  // namespace
 
-#define DEFINE_BROADCAST(TYPE, NAME, BYTES)                                                  \
-  NVSHMEM_DEFINE(                                                                            \
-      int, NAME,                                                                             \
-      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems, int root)) {     \
-    guarded("nvshmem_" #NAME, [&](Program& program) {                                        \
-      shoal::broadcast(program.teams.at(team), dest, source, bytes_of(nelems, BYTES), root); \
-    });                                                                                      \
-    return NVSHMEMX_SUCCESS;                                                                 \
+#define DEFINE_BROADCAST(TYPE, NAME, BYTES)                                                        \
+  NVSHMEM_DEFINE(                                                                                  \
+      int, NAME,                                                                                   \
+      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems, int root)) {           \
+    guarded("nvshmem_" #NAME, [&](Program& program) {                                              \
+      shoal::broadcast_bytes(program.teams.at(team), dest, source, bytes_of(nelems, BYTES), root); \
+    });                                                                                            \
+    return NVSHMEMX_SUCCESS;                                                                       \
   }
-#define DEFINE_BLOCKS(TYPE, FUNCTION, NAME, BYTES)                                        \
-  NVSHMEM_DEFINE(int, NAME,                                                               \
-                 (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems)) { \
-    guarded("nvshmem_" #NAME, [&](Program& program) {                                     \
-      shoal::FUNCTION(program.teams.at(team), dest, source, bytes_of(nelems, BYTES));     \
-    });                                                                                   \
-    return NVSHMEMX_SUCCESS;                                                              \
+#define DEFINE_BLOCKS(TYPE, FUNCTION, NAME, BYTES)                                            \
+  NVSHMEM_DEFINE(int, NAME,                                                                   \
+                 (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems)) {     \
+    guarded("nvshmem_" #NAME, [&](Program& program) {                                         \
+      shoal::FUNCTION##_bytes(program.teams.at(team), dest, source, bytes_of(nelems, BYTES)); \
+    });                                                                                       \
+    return NVSHMEMX_SUCCESS;                                                                  \
   }
 #define DEFINE_REDUCTION(TYPE, NAME, FUNCTION, OP)                                         \
   NVSHMEM_DEFINE(int, NAME,                                                                \

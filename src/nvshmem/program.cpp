@@ -50,7 +50,7 @@ constexpr std::chrono::hours kUnlimited{24};
 
 Program::Program(World opened)
     : world(std::move(opened)),
-      core(world.state()),
+      core(state_of(world)),
       me(world.my_pe()),
       n_pes(world.n_pes()),
       device_teams(core.device_side() == nullptr

@@ -40,16 +40,17 @@ int on_stream(const char* call, nvshmem_team_t team, cudaStream_t stream,
                    cudaStream_t stream)) {                                                        \
     return on_stream("nvshmemx_" #NAME "_on_stream", team, stream,                                \
                      [&](const StreamCollectives& on) {                                           \
-                       on.broadcast(dest, source, bytes_of(nelems, BYTES), root);                 \
+                       on.broadcast_bytes(dest, source, bytes_of(nelems, BYTES), root);           \
                      });                                                                          \
   }
-#define DEFINE_BLOCKS(TYPE, FUNCTION, NAME, BYTES)                                                 \
-  NVSHMEMX_DEFINE(int, NAME##_on_stream,                                                           \
-                  (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems,            \
-                   cudaStream_t stream)) {                                                         \
-    return on_stream(                                                                              \
-        "nvshmemx_" #NAME "_on_stream", team, stream,                                              \
-        [&](const StreamCollectives& on) { on.FUNCTION(dest, source, bytes_of(nelems, BYTES)); }); \
+#define DEFINE_BLOCKS(TYPE, FUNCTION, NAME, BYTES)                                      \
+  NVSHMEMX_DEFINE(int, NAME##_on_stream,                                                \
+                  (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems, \
+                   cudaStream_t stream)) {                                              \
+    return on_stream("nvshmemx_" #NAME "_on_stream", team, stream,                      \
+                     [&](const StreamCollectives& on) {                                 \
+                       on.FUNCTION##_bytes(dest, source, bytes_of(nelems, BYTES));      \
+                     });                                                                \
   }
 #define DEFINE_REDUCTION(TYPE, NAME, FUNCTION, OP)                                             \
   NVSHMEMX_DEFINE(int, NAME##_on_stream,                                                       \

@@ -32,7 +32,7 @@ Teams::Teams(const World& world, DeviceTeams* device) : device_(device), slots_(
 }
 
 void Teams::make_gpu_teams(const World& world) {
-  const auto& devices = world.state().memory().devices();
+  const auto& devices = state_of(world).memory().devices();
   const auto n = static_cast<std::size_t>(world.n_pes());
   const auto me = static_cast<std::size_t>(world.my_pe());
   // The first PE on the GPU of each.

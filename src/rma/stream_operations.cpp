@@ -11,6 +11,7 @@
 #include "fabric/fabric.hpp"
 #include "rma/address_checks.hpp"
 #include "shoal/cuda.hpp"
+#include "shoal/detail/stream_steps.hpp"
 #include "team/team_state.hpp"
 #include "world/state.hpp"
 
@@ -124,11 +125,11 @@ void check_local(const DeviceSide& side, const char* what, const void* buffer, s
 }  // namespace
 
 device::World device_world(const shoal::World& world) {
-  return side_of(world.state()).world();
+  return side_of(state_of(world)).world();
 }
 
 device::Team device_team(const Team& team) {
-  const detail::TeamState& state = team.state();
+  const detail::TeamState& state = state_of(team);
   const device::Team view = detail::describe_team(side_of(*state.world), state);
   if (const std::string why = detail::kernel_collectives_obstacle(*state.world, state);
       !why.empty())
@@ -144,7 +145,7 @@ namespace {
 /// The proxy knows more about its failure than a kernel that waited for it. Its failure lasts:
 /// requests that no kernel waits for are lost as well.
 std::optional<Error> failure_in_kernels(const shoal::World& world) {
-  const DeviceSide& side = side_of(world.state());
+  const DeviceSide& side = side_of(state_of(world));
   const device::World& view = side.world();
   const auto report = detail::take_report(*view.failure);
   const bool of_proxy = !report || report->kind == device::FailureKind::proxy_failed;
@@ -167,16 +168,16 @@ std::optional<std::string> take_failure(const shoal::World& world) {
 }
 
 LaunchContext launch_context(const shoal::World& world) {
-  return side_of(world.state()).launch();
+  return side_of(state_of(world)).launch();
 }
 
 void order(const shoal::World& world, Stream before, Stream after) {
-  const DeviceSide& side = side_of(world.state());
+  const DeviceSide& side = side_of(state_of(world));
   if (before != after) side.order(before, after);
 }
 
 bool reaches(const Team& team) {
-  const detail::TeamState& state = team.state();
+  const detail::TeamState& state = state_of(team);
   const WorldState& world = *state.world;
   return state.world->device_side() != nullptr && world.n_pes() <= device::Team::kMaxPes &&
          std::ranges::all_of(state.pes,
@@ -194,7 +195,7 @@ StreamOperations::StreamOperations(shoal::World world, Stream stream)
 }
 
 DeviceSide& StreamOperations::side() const {
-  return side_of(world_.state());
+  return side_of(state_of(world_));
 }
 
 void StreamOperations::check_counts(std::size_t target, std::size_t source) {
@@ -209,7 +210,7 @@ void StreamOperations::check_strided(std::size_t available, std::ptrdiff_t remot
 void StreamOperations::put_bytes(RemoteAddress target, const void* source,
                                  std::size_t bytes) const {
   const DeviceSide& device = side();
-  const WorldState& world = world_.state();
+  const WorldState& world = state_of(world_);
   const std::size_t offset = checked(world, "put", target, bytes);
   check_local(device, "put", source, bytes);
   std::byte* const to = find(world, "put", target.pe, offset, capability::put);
@@ -221,7 +222,7 @@ void StreamOperations::put_bytes(RemoteAddress target, const void* source,
 
 void StreamOperations::get_bytes(void* target, RemoteAddress source, std::size_t bytes) const {
   const DeviceSide& device = side();
-  const WorldState& world = world_.state();
+  const WorldState& world = state_of(world_);
   const std::size_t offset = checked(world, "get", source, bytes);
   check_local(device, "get", target, bytes);
   const std::byte* const from = find(world, "get", source.pe, offset, capability::get);
@@ -234,7 +235,7 @@ void StreamOperations::get_bytes(void* target, RemoteAddress source, std::size_t
 void StreamOperations::put_small(RemoteAddress target, const void* value, std::size_t bytes,
                                  std::size_t count) const {
   const DeviceSide& device = side();
-  const WorldState& world = world_.state();
+  const WorldState& world = state_of(world_);
   require(count >= 1, Code::invalid_argument, "SHOAL-N794: put_value: an empty span as target");
   const std::size_t offset = checked(world, "put_value", target, bytes);
   require(offset % bytes == 0, Code::invalid_argument,
@@ -257,7 +258,7 @@ void StreamOperations::put_strided_bytes(RemoteAddress target, std::size_t targe
                                          const void* source, std::size_t source_stride,
                                          std::size_t element, std::size_t count) const {
   const DeviceSide& device = side();
-  const WorldState& world = world_.state();
+  const WorldState& world = state_of(world_);
   const std::size_t offset =
       checked(world, "put_strided", target, extent(element, target_stride, count));
   check_local(device, "put_strided", source, extent(element, source_stride, count));
@@ -273,7 +274,7 @@ void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride
                                          RemoteAddress source, std::size_t source_stride,
                                          std::size_t element, std::size_t count) const {
   const DeviceSide& device = side();
-  const WorldState& world = world_.state();
+  const WorldState& world = state_of(world_);
   const std::size_t offset =
       checked(world, "get_strided", source, extent(element, source_stride, count));
   check_local(device, "get_strided", target, extent(element, target_stride, count));
@@ -288,7 +289,7 @@ void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride
 void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
                                    std::uint64_t compare, std::size_t width, void* result) const {
   const DeviceSide& device = side();
-  const WorldState& world = world_.state();
+  const WorldState& world = state_of(world_);
   const std::size_t offset = checked_word(world, "atomic", target, width);
   if (result != nullptr) device.check_local("atomic", result, width);
   if (std::byte* const word = find(world, "atomic", target.pe, offset, capability::atomics))
@@ -308,7 +309,7 @@ void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint6
 void StreamOperations::signal(RemoteSpan<std::uint64_t> target, SignalOp op,
                               std::uint64_t value) const {
   const DeviceSide& device = side();
-  const WorldState& world = world_.state();
+  const WorldState& world = state_of(world_);
   const std::size_t offset = checked_signal(world, "signal", target);
   const Pe pe = target.address.pe;
   if (std::byte* const word = find(world, "signal", pe, offset, capability::signals))
@@ -324,7 +325,7 @@ void StreamOperations::put_signal_bytes(RemoteAddress target, const void* source
                                         RemoteSpan<std::uint64_t> flag, SignalOp op,
                                         std::uint64_t value) const {
   const DeviceSide& device = side();
-  const WorldState& world = world_.state();
+  const WorldState& world = state_of(world_);
   const std::size_t offset = checked(world, "put_signal", target, bytes);
   const std::size_t flag_offset = checked_signal(world, "put_signal", flag);
   detail::check_same_pe(target, flag);
@@ -340,90 +341,10 @@ void StreamOperations::put_signal_bytes(RemoteAddress target, const void* source
                      reinterpret_cast<std::uint64_t*>(base + flag_offset), op, value);
 }
 
-void StreamOperations::put_when(const std::uint64_t* ready, std::uint64_t at_least,
-                                RemoteAddress target, const void* source, std::size_t bytes,
-                                RemoteSpan<std::uint64_t> flag, std::uint64_t value) const {
-  const DeviceSide& device = side();
-  const WorldState& world = world_.state();
-  const std::size_t offset = checked(world, "put_when", target, bytes);
-  const std::size_t flag_offset = checked_signal(world, "put_when", flag);
-  detail::check_same_pe(target, flag);
-  check_local(device, "put_when", source, bytes);
-  check_ready(world_.state(), "put_when", ready);
-  std::byte* const base =
-      reached(world, "put_when", target.pe, 0, capability::put | capability::signals);
-  device.transfer(stream_, {ready, at_least, target.pe, base + offset, source, bytes,
-                            reinterpret_cast<std::uint64_t*>(base + flag_offset), value});
-}
-
-void StreamOperations::take_when(const std::uint64_t* ready, std::uint64_t at_least, void* target,
-                                 const void* source, std::size_t bytes,
-                                 RemoteSpan<std::uint64_t> flag, std::uint64_t value) const {
-  const DeviceSide& device = side();
-  const WorldState& world = world_.state();
-  const std::size_t flag_offset = checked_signal(world, "take_when", flag);
-  check_in_heap(world_.state(), "take_when", source, bytes);
-  check_local(device, "take_when", target, bytes);
-  check_ready(world_.state(), "take_when", ready);
-  std::byte* const base = reached(world, "take_when", flag.address.pe, 0, capability::signals);
-  device.transfer(stream_, {ready, at_least, flag.address.pe, target, source, bytes,
-                            reinterpret_cast<std::uint64_t*>(base + flag_offset), value});
-}
-
-void StreamOperations::put_to_all(const Team& team, std::span<const Block> blocks,
-                                  std::uint64_t* flags, std::uint64_t value) const {
-  constexpr const char* kCall = "put_to_all";
-  const DeviceSide& device = side();
-  const device::Team members = reached_team(kCall, team, capability::put | capability::signals);
-  check_flags(world_.state(), kCall, flags);
-  for (const Block& block : blocks) {
-    check_in_heap(world_.state(), kCall, block.place, block.bytes);
-    check_local(device, kCall, block.source, block.bytes);
-  }
-  device.put_to_all(stream_, members, blocks, flags, value);
-}
-
-void StreamOperations::wait_for_all(const Team& team, const std::uint64_t* flags,
-                                    std::uint64_t value) const {
-  const DeviceSide& device = side();
-  const device::Team members = reached_team("wait_for_all", team, {});
-  check_flags(world_.state(), "wait_for_all", flags);
-  device.wait_for_all(stream_, members, flags, value);
-}
-
-void StreamOperations::fetch_entries(const EntryFetch& fetch) const {
-  constexpr const char* kCall = "fetch_entries";
-  const DeviceSide& device = side();
-  require(fetch.entry_bytes >= 1 && fetch.entries_per_pe >= 1, Code::invalid_argument,
-          "SHOAL-N806: fetch_entries: {} entries of {} bytes on each PE; both must be at least 1",
-          fetch.entries_per_pe, fetch.entry_bytes);
-  require(
-      fetch.count >= 0 && fetch.words >= 0 && fetch.per_row >= 1, Code::invalid_argument,
-      "SHOAL-N806: fetch_entries: {} indices, {} to a row, {} words for each; allowed: at least 0, "
-      "1 and 0",
-      fetch.count, fetch.per_row, fetch.words);
-  const auto entries = static_cast<std::size_t>(fetch.entries_per_pe);
-  std::size_t bytes = 0;
-  require(!__builtin_mul_overflow(entries, fetch.entry_bytes, &bytes), Code::invalid_argument,
-          "SHOAL-N806: fetch_entries: {} entries of {} bytes are more bytes than can be counted",
-          entries, fetch.entry_bytes);
-  check_in_heap(world_.state(), kCall, fetch.part, bytes);
-  (void)reached_team(kCall, world_.team(), capability::get);
-  if (fetch.count == 0) return;
-  const auto count = static_cast<std::size_t>(fetch.count);
-  check_local(device, kCall, fetch.indices, count * sizeof(std::int32_t));
-  check_local(device, kCall, fetch.target, extent(fetch.entry_bytes, fetch.entry_bytes, count));
-  if (fetch.words > 0) {
-    check_local(device, kCall, fetch.words_table, sizeof(std::uint32_t));
-    check_local(device, kCall, fetch.words_target, sizeof(std::uint32_t));
-  }
-  device.fetch_entries(stream_, fetch);
-}
-
 void StreamOperations::wait_word(const void* variable, Compare compare, std::uint64_t value,
                                  std::size_t width, bool is_signed) const {
   const DeviceSide& device = side();
-  device.wait(stream_, checked_condition(world_.state(), "wait_until", variable, compare, value,
+  device.wait(stream_, checked_condition(state_of(world_), "wait_until", variable, compare, value,
                                          width, is_signed));
 }
 
@@ -431,7 +352,7 @@ void StreamOperations::test_word(const void* variable, Compare compare, std::uin
                                  std::size_t width, bool is_signed, int* result) const {
   const DeviceSide& device = side();
   const detail::Condition condition =
-      checked_condition(world_.state(), "test", variable, compare, value, width, is_signed);
+      checked_condition(state_of(world_), "test", variable, compare, value, width, is_signed);
   check_local(device, "test", result, sizeof *result);
   device.test(stream_, condition, result);
 }
@@ -446,8 +367,8 @@ void StreamOperations::quiet() const {
 
 device::Team StreamOperations::reached_team(const char* what, const Team& team,
                                             std::uint32_t needed) const {
-  const detail::TeamState& state = team.state();
-  const WorldState& world = world_.state();
+  const detail::TeamState& state = state_of(team);
+  const WorldState& world = state_of(world_);
   require(state.world.get() == &world, Code::invalid_argument,
           "SHOAL-N807: {}: a team of another world", what);
   for (const Pe pe : state.pes) reached(world, what, pe, 0, needed);
@@ -456,12 +377,128 @@ device::Team StreamOperations::reached_team(const char* what, const Team& team,
 
 void StreamOperations::barrier(const Team& team) const {
   const DeviceSide& device = side();
-  const detail::TeamState& state = team.state();
-  const WorldState& world = world_.state();
+  const detail::TeamState& state = state_of(team);
+  const WorldState& world = state_of(world_);
   require(state.world.get() == &world, Code::invalid_argument,
           "SHOAL-N807: barrier: a team of another world");
   for (const Pe pe : state.pes) find(world, "barrier", pe, 0, capability::signals);
   device.barrier(stream_, detail::describe_team(device, state));
 }
 
+void StreamOperations::put_when(const std::uint64_t* ready, std::uint64_t at_least,
+                                RemoteAddress target, const void* source, std::size_t bytes,
+                                RemoteSpan<std::uint64_t> flag, std::uint64_t value) const {
+  detail::StreamSteps(world_, stream_)
+      .put_when(ready, at_least, target, source, bytes, flag, value);
+}
+void StreamOperations::take_when(const std::uint64_t* ready, std::uint64_t at_least, void* target,
+                                 const void* source, std::size_t bytes,
+                                 RemoteSpan<std::uint64_t> flag, std::uint64_t value) const {
+  detail::StreamSteps(world_, stream_)
+      .take_when(ready, at_least, target, source, bytes, flag, value);
+}
+void StreamOperations::put_to_all(const Team& team, std::span<const detail::StreamBlock> blocks,
+                                  std::uint64_t* flags, std::uint64_t value) const {
+  detail::StreamSteps(world_, stream_).put_to_all(team, blocks, flags, value);
+}
+void StreamOperations::wait_for_all(const Team& team, const std::uint64_t* flags,
+                                    std::uint64_t value) const {
+  detail::StreamSteps(world_, stream_).wait_for_all(team, flags, value);
+}
+void StreamOperations::fetch_entries(const detail::EntryFetch& fetch) const {
+  detail::StreamSteps(world_, stream_).fetch_entries(fetch);
+}
+
 }  // namespace shoal::cuda
+
+namespace shoal::detail {
+
+namespace capability = transport::capability;
+using cuda::check_flags;
+using cuda::check_in_heap;
+using cuda::check_local;
+using cuda::check_ready;
+using cuda::reached;
+
+void StreamSteps::put_when(const std::uint64_t* ready, std::uint64_t at_least, RemoteAddress target,
+                           const void* source, std::size_t bytes, RemoteSpan<std::uint64_t> flag,
+                           std::uint64_t value) const {
+  const DeviceSide& gpu = side();
+  const WorldState& world = state_of(world_);
+  const std::size_t offset = checked(world, "put_when", target, bytes);
+  const std::size_t flag_offset = checked_signal(world, "put_when", flag);
+  check_same_pe(target, flag);
+  check_local(gpu, "put_when", source, bytes);
+  check_ready(state_of(world_), "put_when", ready);
+  std::byte* const base =
+      reached(world, "put_when", target.pe, 0, capability::put | capability::signals);
+  gpu.transfer(stream_, {ready, at_least, target.pe, base + offset, source, bytes,
+                         reinterpret_cast<std::uint64_t*>(base + flag_offset), value});
+}
+
+void StreamSteps::take_when(const std::uint64_t* ready, std::uint64_t at_least, void* target,
+                            const void* source, std::size_t bytes, RemoteSpan<std::uint64_t> flag,
+                            std::uint64_t value) const {
+  const DeviceSide& gpu = side();
+  const WorldState& world = state_of(world_);
+  const std::size_t flag_offset = checked_signal(world, "take_when", flag);
+  check_in_heap(state_of(world_), "take_when", source, bytes);
+  check_local(gpu, "take_when", target, bytes);
+  check_ready(state_of(world_), "take_when", ready);
+  std::byte* const base = reached(world, "take_when", flag.address.pe, 0, capability::signals);
+  gpu.transfer(stream_, {ready, at_least, flag.address.pe, target, source, bytes,
+                         reinterpret_cast<std::uint64_t*>(base + flag_offset), value});
+}
+
+void StreamSteps::put_to_all(const Team& team, std::span<const StreamBlock> blocks,
+                             std::uint64_t* flags, std::uint64_t value) const {
+  constexpr const char* kCall = "put_to_all";
+  const DeviceSide& gpu = side();
+  const shoal::device::Team members =
+      reached_team(kCall, team, capability::put | capability::signals);
+  check_flags(state_of(world_), kCall, flags);
+  for (const StreamBlock& block : blocks) {
+    check_in_heap(state_of(world_), kCall, block.place, block.bytes);
+    check_local(gpu, kCall, block.source, block.bytes);
+  }
+  gpu.put_to_all(stream_, members, blocks, flags, value);
+}
+
+void StreamSteps::wait_for_all(const Team& team, const std::uint64_t* flags,
+                               std::uint64_t value) const {
+  const DeviceSide& gpu = side();
+  const shoal::device::Team members = reached_team("wait_for_all", team, {});
+  check_flags(state_of(world_), "wait_for_all", flags);
+  gpu.wait_for_all(stream_, members, flags, value);
+}
+
+void StreamSteps::fetch_entries(const EntryFetch& fetch) const {
+  constexpr const char* kCall = "fetch_entries";
+  const DeviceSide& gpu = side();
+  require(fetch.entry_bytes >= 1 && fetch.entries_per_pe >= 1, Code::invalid_argument,
+          "SHOAL-N806: fetch_entries: {} entries of {} bytes on each PE; both must be at least 1",
+          fetch.entries_per_pe, fetch.entry_bytes);
+  require(
+      fetch.count >= 0 && fetch.words >= 0 && fetch.per_row >= 1, Code::invalid_argument,
+      "SHOAL-N806: fetch_entries: {} indices, {} to a row, {} words for each; allowed: at least 0, "
+      "1 and 0",
+      fetch.count, fetch.per_row, fetch.words);
+  const auto entries = static_cast<std::size_t>(fetch.entries_per_pe);
+  std::size_t bytes = 0;
+  require(!__builtin_mul_overflow(entries, fetch.entry_bytes, &bytes), Code::invalid_argument,
+          "SHOAL-N806: fetch_entries: {} entries of {} bytes are more bytes than can be counted",
+          entries, fetch.entry_bytes);
+  check_in_heap(state_of(world_), kCall, fetch.part, bytes);
+  (void)reached_team(kCall, world_.team(), capability::get);
+  if (fetch.count == 0) return;
+  const auto count = static_cast<std::size_t>(fetch.count);
+  check_local(gpu, kCall, fetch.indices, count * sizeof(std::int32_t));
+  check_local(gpu, kCall, fetch.target, extent(fetch.entry_bytes, fetch.entry_bytes, count));
+  if (fetch.words > 0) {
+    check_local(gpu, kCall, fetch.words_table, sizeof(std::uint32_t));
+    check_local(gpu, kCall, fetch.words_target, sizeof(std::uint32_t));
+  }
+  gpu.fetch_entries(stream_, fetch);
+}
+
+}  // namespace shoal::detail

@@ -69,7 +69,7 @@ void await(Program& program, const detail::TeamState& team, int root,
 /// A broadcast through slots, in pieces. `to` of the root stays as it is.
 void broadcast_by_slots(Program& program, const Team& team, std::byte* to, const std::byte* data,
                         std::size_t bytes, int root) {
-  detail::TeamState& state = team.state();
+  detail::TeamState& state = state_of(team);
   const std::size_t most = program.team_memory.slot_bytes(state);
   const auto n = static_cast<std::size_t>(team.size());
   const auto me = static_cast<std::size_t>(team.my_pe());
@@ -101,12 +101,12 @@ void broadcast_by_slots(Program& program, const Team& team, std::byte* to, const
 
 void barrier(Program& program, const Team& team) {
   shoal::barrier(team);
-  check_sent(program, team.state());
+  check_sent(program, state_of(team));
 }
 
 void sync(Program& program, const Team& team) {
   shoal::sync(team);
-  check_sent(program, team.state());
+  check_sent(program, state_of(team));
 }
 
 void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
@@ -134,7 +134,7 @@ void broadcast(Program& program, const Team& team, void* dest, const void* sourc
   if (is_root && root_dest == RootDest::written && target != origin) std::memcpy(to, data, bytes);
   if (n == 1) return;
 
-  detail::TeamState& state = team.state();
+  detail::TeamState& state = state_of(team);
   const bool delivers = collective::delivers(state);
   const std::size_t slot = program.team_memory.slot_bytes(state);
   if (n <= TeamMemory::kMostPes && slot != 0 && bytes <= (delivers ? kLongestInSlots : slot))
@@ -161,8 +161,8 @@ void broadcast(Program& program, const Team& team, void* dest, const void* sourc
 
 void all_gather(Program& program, const Team& team, void* dest, const void* source,
                 std::size_t bytes) {
-  shoal::all_gather(team, program.in_heap("dest", dest, blocks_of(team, bytes)),
-                    program.in_heap("source", source, bytes), bytes);
+  shoal::all_gather_bytes(team, program.in_heap("dest", dest, blocks_of(team, bytes)),
+                          program.in_heap("source", source, bytes), bytes);
 }
 
 void collect(Program& program, const Team& team, void* dest, const void* source,
@@ -179,7 +179,7 @@ void collect(Program& program, const Team& team, void* dest, const void* source,
   for (const Part& part : parts) total += part.bytes;
   auto* to = reinterpret_cast<std::byte*>(program.in_heap("dest", dest, total));
   check_apart(dest, total, source, bytes, false);
-  collective::Puller puller(team.state());
+  collective::Puller puller(state_of(team));
   for (std::size_t pe = 0; pe < n; ++pe) {
     puller.pull(to, pe, parts[pe].offset, parts[pe].bytes);
     to += parts[pe].bytes;
@@ -191,8 +191,8 @@ void collect(Program& program, const Team& team, void* dest, const void* source,
 void all_to_all(Program& program, const Team& team, void* dest, const void* source,
                 std::size_t bytes) {
   const std::size_t whole = blocks_of(team, bytes);
-  shoal::all_to_all(team, program.in_heap("dest", dest, whole),
-                    program.in_heap("source", source, whole), bytes);
+  shoal::all_to_all_bytes(team, program.in_heap("dest", dest, whole),
+                          program.in_heap("source", source, whole), bytes);
 }
 
 void all_to_all_strided(Program& program, const Team& team, void* dest, const void* source,

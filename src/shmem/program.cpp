@@ -128,7 +128,7 @@ Program* start() {
 
 Program::Program(World opened)
     : world(std::move(opened)),
-      core(world.state()),
+      core(state_of(world)),
       me(world.my_pe()),
       n_pes(world.n_pes()),
       all{.team = world.team()},

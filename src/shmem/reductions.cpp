@@ -15,7 +15,7 @@ void reduce(Program& program, const Team& team, const collective::Reducer& reduc
   const std::size_t bytes = bytes_of(count, reducer.element);
   collective::reduce_with(team, reducer, program.in_heap("dest", dest, bytes),
                           program.in_heap("source", source, bytes), count,
-                          program.team_memory.scratch(team.state()));
+                          program.team_memory.scratch(state_of(team)));
 }
 
 void scan(Program& program, const Team& team, const collective::Reducer& reducer, Scan kind,
@@ -27,7 +27,7 @@ void scan(Program& program, const Team& team, const collective::Reducer& reducer
   const std::size_t pes =
       static_cast<std::size_t>(team.my_pe()) + (kind == Scan::inclusive ? 1 : 0);
   sync(team);  // the sources are ready
-  collective::Puller puller(team.state());
+  collective::Puller puller(state_of(team));
   std::size_t unreached = 0;
   for (std::size_t pe = 0; pe < pes; ++pe) unreached += puller.reaches(pe) ? 0 : 1;
   std::byte* scratch = puller.scratch(unreached * bytes);

@@ -180,7 +180,7 @@ void Statics::map(const World& world, const StaticRange& range) {
 
   auto* const block = static_cast<std::byte*>(world.heap().align(page_size(), range.bytes));
   offset_ = world.heap().offset_of(block);
-  detail::WorldState& core = world.state();
+  detail::WorldState& core = state_of(world);
   const int fd = core.memory().segment()->descriptor().get();
   const auto place = static_cast<off_t>(core.memory().host_offset(offset_));
   auto* const at = reinterpret_cast<void*>(range.start);

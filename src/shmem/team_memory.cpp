@@ -42,7 +42,7 @@ static_assert(kScratchBytes +
 }  // namespace
 
 void TeamMemory::allocate(World& world) {
-  const detail::WorldState& core = world.state();
+  const detail::WorldState& core = state_of(world);
   heap_ = world.heap().base();
   n_pes_ = static_cast<std::size_t>(world.n_pes());
   teams_ = std::min(static_cast<std::size_t>(core.settings().max_teams), kTeams);

@@ -42,8 +42,8 @@ void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap,
   const auto failed = [&](const std::string& reason, int rank) {
     failures.add(std::current_exception(), rank);
     if (world.is_open()) {
-      world.state().health().fail_world(reason);
-      world.state().closers().close(detail::WorldEnd::failed);
+      state_of(world).health().fail_world(reason);
+      state_of(world).closers().close(detail::WorldEnd::failed);
     } else {
       bootstrap->abort(reason);
     }

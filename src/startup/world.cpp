@@ -29,7 +29,8 @@ namespace {
 /// Shares the ownership of the world, which owns the team.
 Team predefined_team(const std::shared_ptr<WorldState>& state, PredefinedTeam which) {
   if (!state || !state->is_open()) fail(Code::closed, "{}", detail::why_closed(state.get()));
-  return Team(std::shared_ptr<detail::TeamState>(state, &state->teams().predefined(which)));
+  return detail::Access::make<Team>(
+      std::shared_ptr<detail::TeamState>(state, &state->teams().predefined(which)));
 }
 
 }  // namespace
@@ -153,7 +154,7 @@ ConnectivityReport World::connectivity() const {
 namespace shoal::observe {
 
 std::string write_flight_record(const World& world, const std::string& directory) {
-  detail::WorldState& state = *world.team().state().world;
+  detail::WorldState& state = *state_of(world.team()).world;
   return detail::record::write_one(state.recorder().world(), state.my_pe(), directory);
 }
 

@@ -61,7 +61,7 @@ class Join {
         "SHOAL-N203: make_team(id {}, size {}): no team index is free on all PEs; SHOAL_MAX_TEAMS "
         "is {}",
         id_, size_, teams_.slots().count());
-    return Team(teams_.create(state_, *team_index, generation, std::move(pes)));
+    return Access::make<Team>(teams_.create(state_, *team_index, generation, std::move(pes)));
   }
 
  private:

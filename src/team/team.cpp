@@ -245,7 +245,7 @@ bool Team::is_open() const noexcept {
 }
 
 World Team::world() const {
-  return World(state().world->shared_from_this());
+  return detail::Access::make<World>(state().world->shared_from_this());
 }
 
 Pe Team::world_pe(Pe pe) const {
@@ -257,7 +257,7 @@ Pe Team::world_pe(Pe pe) const {
 
 std::optional<Pe> Team::translate(Pe pe, const Team& other) const {
   const Pe wanted = world_pe(pe);
-  const TeamState& there = other.state();
+  const TeamState& there = state_of(other);
   require(there.world.get() == state_->world.get(), Code::invalid_argument,
           "SHOAL-N210: translate: teams {} and {} belong to different worlds", state_->index,
           there.index);

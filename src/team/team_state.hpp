@@ -10,6 +10,7 @@
 
 #include "pe/progress.hpp"
 #include "pe/wait_order.hpp"
+#include "shoal/detail/access.hpp"
 #include "shoal/error.hpp"
 #include "shoal/heap.hpp"
 

@@ -26,6 +26,7 @@
 #include "pe/progress.hpp"
 #include "pe/waits.hpp"
 #include "record/pe_recorder.hpp"
+#include "shoal/detail/access.hpp"
 #include "shoal/world.hpp"
 
 namespace shoal::detail {

@@ -59,8 +59,8 @@ std::string with_nic_worlds(const NicCase& c,
     auto memory = world.heap().allocate<std::byte>(c.bytes);
     NicWorld& mine = worlds[static_cast<std::size_t>(world.my_pe())];
     mine = {cuda::device_world(world), memory.data(), [&world](Pe pe) {
-              return world.state().device_side()->nic_failure(pe,
-                                                              cuda::launch_context(world).priority);
+              return state_of(world).device_side()->nic_failure(
+                  pe, cuda::launch_context(world).priority);
             }};
     ASSERT_NE(mine.world.gda, nullptr) << world.describe_transport(1 - world.my_pe());
     barrier(world.team());

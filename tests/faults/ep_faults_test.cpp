@@ -51,7 +51,7 @@ SHOAL_PE_BODY(normal_for_ever) {
   report_error(pe, [&] {
     run_for_ever(
         pe, [routing = ep::Routing()](ep::Group& group, const Inputs& in, std::uint64_t) mutable {
-          if (routing.state == nullptr) routing = group.route(in.topk_idx);
+          if (!routing.topk_idx.defined()) routing = group.route(in.topk_idx);
           const ep::Dispatched got = group.dispatch(in.x, routing);
           group.combine(got.x, got.handle);
         });

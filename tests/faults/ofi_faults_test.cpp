@@ -279,7 +279,7 @@ SHOAL_PE_BODY(post_to_pe_1) {
          device::gda::Outcome::ok) {
   }
   const auto failure =
-      world.state().device_side()->nic_failure(1, cuda::launch_context(world).priority);
+      state_of(world).device_side()->nic_failure(1, cuda::launch_context(world).priority);
   std::cout << (failure ? failure->what() : "no failure") << std::endl;
   _exit(0);  // the world has failed and cannot be closed
 }

@@ -52,7 +52,7 @@ SHOAL_PE_BODY(wait_for_pe_1) {
     for (;;) pause();
   }
   print_error([&] {
-    if (pe.argument == "sync") detail::sync(world.team().state(), "barrier");
+    if (pe.argument == "sync") detail::sync(state_of(world.team()), "barrier");
     if (pe.argument == "wait") world.wait_until(flag.data(), Compare::equal, 1);
     if (pe.argument == "malloc") world.heap().malloc(100);
     if (pe.argument == "close") world.close();
@@ -70,7 +70,7 @@ SHOAL_PE_BODY(fail_in_heap) {
 
 /// Prints "blocked" once a wait of this PE has blocked.
 std::thread report_block(const World& world) {
-  return std::thread([&point = world.state().waits().wait_point()] {
+  return std::thread([&point = state_of(world).waits().wait_point()] {
     while (point.blocks() == 0) std::this_thread::yield();
     std::cout << "blocked" << std::endl;
   });
@@ -135,7 +135,7 @@ SHOAL_PE_BODY(end_after_another) {
   }
   try {
     // This sync has no quiet, unlike a barrier, which would wait for the stopped PE 0.
-    detail::sync(world.team().state(), "barrier");
+    detail::sync(state_of(world.team()), "barrier");
   } catch (const Error& error) {
     std::cout << "barrier: " << error.what() << std::endl;
     if (neighbour && way == "exits") _exit(0);

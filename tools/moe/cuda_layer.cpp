@@ -50,7 +50,8 @@ class CudaLayer final : public Layer {
   void wait() const { check_cuda(cudaStreamSynchronize(stream_), "waiting for the GPU"); }
   Event record() const;
   /// Queues the experts' kernels for rows whose strides are those of x, scales and y.
-  void launch(ExpertRows rows, const TensorView& x, const TensorView& scales, const TensorView& y);
+  void launch(ExpertRows rows, const ConstTensorView& x, const ConstTensorView& scales,
+              const TensorView& y);
 
   struct TimedPhase {
     std::size_t index;  // in times_
@@ -151,9 +152,9 @@ void CudaLayer::drain() {
   phases_.clear();
 }
 
-void CudaLayer::launch(ExpertRows rows, const TensorView& x, const TensorView& scales,
+void CudaLayer::launch(ExpertRows rows, const ConstTensorView& x, const ConstTensorView& scales,
                        const TensorView& y) {
-  const auto strides = [](const TensorView& tensor) -> RowStrides {
+  const auto strides = [](const ConstTensorView& tensor) -> RowStrides {
     if (!tensor.defined()) return {};
     return {tensor.rank == 3 ? tensor.strides[0] : 0, tensor.strides[tensor.rank - 2],
             tensor.strides[tensor.rank - 1]};
@@ -183,21 +184,21 @@ Layer::ExpertOutput CudaLayer::apply_experts(const ep::Dispatched& rows) {
       1, std::accumulate(expert_load_.begin(), expert_load_.end(), std::int64_t{0}));
   ep::ExpandOptions expand{.x = rows.x,
                            .topk_idx = reserve(topk_idx_, DataType::int64, {received, top_k}),
-                           .expert_counts = rows.expert_counts,
-                           .expert_ends = rows.expert_ends,
+                           .expert_counts = rows.device_counts->tokens_per_expert,
+                           .expert_ends = *rows.device_counts->expert_ends,
                            .weights = reserve(topk_weights_, DataType::float32, {received, top_k}),
-                           .scales = rows.scales,
+                           .scales = rows.scales.value_or(Tensor()),
                            .topk_rows = reserve(topk_rows_, DataType::int32, {received, top_k}),
                            .out = reserve(x_, rows.x.dtype, {copies, hidden}),
                            .out_weights = reserve(row_weights_, DataType::float32, {copies})};
-  if (rows.scales.defined())
-    expand.out_scales = reserve(scales_, DataType::float32, {copies, rows.scales.shape[1]});
-  group_.unpack(rows, {.topk_idx = expand.topk_idx, .topk_weights = expand.weights});
+  if (rows.scales.has_value())
+    expand.out_scales = reserve(scales_, DataType::float32, {copies, rows.scales->shape[1]});
+  group_.unpack(rows, {.topk_idx = topk_idx_, .topk_weights = topk_weights_});
   group_.expand(expand);
   const Tensor& y = reserve(y_, DataType::bfloat16, {copies, hidden});
   launch({.most_rows = std::ranges::max(expert_load_),
-          .counts = rows.expert_counts.as<std::int32_t>(),
-          .ends = rows.expert_ends.as<std::int32_t>(),
+          .counts = rows.device_counts->tokens_per_expert.as<std::int32_t>(),
+          .ends = rows.device_counts->expert_ends->as<std::int32_t>(),
           .row_weights = row_weights_.as<float>()},
          expand.out, expand.out_scales, y);
   return {y, {.topk_rows = topk_rows_}};
@@ -205,7 +206,7 @@ Layer::ExpertOutput CudaLayer::apply_experts(const ep::Dispatched& rows) {
 
 void CudaLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) {
   launch({.most_rows = std::ranges::max(expert_load_), .counts = rows.counts.as<std::int32_t>()},
-         rows.x, rows.scales, y);
+         rows.x, rows.scales.value_or(Tensor()), y);
 }
 
 }  // namespace

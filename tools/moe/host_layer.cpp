@@ -74,13 +74,13 @@ HostLayer::ExpertOutput HostLayer::apply_experts(const ep::Dispatched& rows) {
   };
   const std::int64_t hidden = shape_.hidden, top_k = shape_.gate.top_k;
   std::vector<std::vector<Assignment>> of_expert(weights_.size());
-  for (std::int64_t i = 0; i < rows.rows * top_k; ++i)
-    if (const std::int64_t expert = rows.topk_idx.as<std::int64_t>()[i]; expert >= 0)
+  for (std::int64_t i = 0; i < *rows.rows * top_k; ++i)
+    if (const std::int64_t expert = rows.topk_idx->as<std::int64_t>()[i]; expert >= 0)
       of_expert[static_cast<std::size_t>(expert)].push_back(
-          {i / top_k, rows.topk_weights.as<float>()[i]});
+          {i / top_k, rows.topk_weights->as<float>()[i]});
 
-  RowReader read(rows.x, rows.scales);
-  std::vector<float> sums(static_cast<std::size_t>(rows.rows * hidden));
+  RowReader read(rows.x, rows.scales.value_or(Tensor()));
+  std::vector<float> sums(static_cast<std::size_t>(*rows.rows * hidden));
   for (std::size_t e = 0; e < weights_.size(); ++e)
     for (const auto [row, weight] : of_expert[e]) {
       const std::vector<float>& y = feed_forward_(weights_[e], read(0, row));
@@ -91,13 +91,13 @@ HostLayer::ExpertOutput HostLayer::apply_experts(const ep::Dispatched& rows) {
   // copy.
   const Tensor y = rows.x.dtype == DataType::bfloat16
                        ? rows.x
-                       : Tensor::empty(DataType::bfloat16, {rows.rows, hidden});
+                       : Tensor::empty(DataType::bfloat16, {*rows.rows, hidden});
   store_rounded(sums, y.as<Bf16>());
   return {y, {}};
 }
 
 void HostLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) {
-  RowReader read(rows.x, rows.scales);
+  RowReader read(rows.x, rows.scales.value_or(Tensor()));
   for (std::size_t e = 0; e < weights_.size(); ++e) {
     const auto expert = static_cast<std::int64_t>(e);
     for (std::int64_t row = 0; row < expert_load_[e]; ++row)

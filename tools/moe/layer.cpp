@@ -112,12 +112,14 @@ void Layer::warmup() {
 }
 
 void Layer::take_counts(const ep::Routing& routing) {
-  rows_to_ = routing.tokens_per_rank;
-  nodes_ = static_cast<std::int64_t>(routing.tokens_per_node.size());
-  if (!routing.rank_counts.defined()) return;
+  if (routing.counts) {
+    rows_to_ = routing.counts->tokens_per_rank;
+    nodes_ = static_cast<std::int64_t>(routing.counts->tokens_per_node.size());
+    return;
+  }
   rows_to_.resize(static_cast<std::size_t>(shape_.pes));
-  fetch(rows_to_.data(), routing.rank_counts);
-  nodes_ = routing.node_counts.shape[0];
+  fetch(rows_to_.data(), routing.device_counts->tokens_per_rank);
+  nodes_ = routing.device_counts->tokens_per_node.shape[0];
 }
 
 void Layer::run_normal() {
@@ -128,7 +130,7 @@ void Layer::run_normal() {
     return group_.dispatch(codes_.defined() ? codes_ : x_, routing,
                            {.weights = topk_weights_, .scales = scales_});
   });
-  expert_load_ = rows.tokens_per_expert;
+  expert_load_ = *rows.tokens_per_expert;
   meet();
   ExpertOutput output = timed("experts", [&] { return apply_experts(rows); });
   output.options.out = output_;

@@ -26,6 +26,7 @@
 #include <cstdint>
 
 #include <shoal/error.hpp>
+#include <shoal/stream.hpp>
 #include <shoal/tensor.hpp>
 
 namespace shoal::ep {
@@ -56,8 +57,8 @@ struct Gated {
 struct GateArrays {
   TensorView topk_idx{};      ///< int64 [tokens, top_k]
   TensorView topk_weights{};  ///< float32 [tokens, top_k]
-  /// cudaStream_t that runs the kernel; nullptr: CUDA's default stream. Without effect on the host.
-  void* stream = nullptr;
+  /// Runs the kernel; nullptr: CUDA's default stream. Without effect on the host.
+  Stream stream = nullptr;
 };
 
 /// Applies the gate to every token; tensors in host memory.
@@ -66,7 +67,8 @@ struct GateArrays {
 /// expert as long as enough others remain. bias: float32 [experts], finite; undefined: none.
 /// Throws Error{invalid_argument} as validate does, for other shapes and dtypes, and for a NaN,
 /// naming the token and the expert.
-Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& options);
+[[nodiscard]] Gated gate(const ConstTensorView& logits, const ConstTensorView& bias,
+                         const GateOptions& options);
 
 /// The same into arrays of the caller; tensors all on the host or all on one GPU.
 ///
@@ -74,7 +76,7 @@ Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& 
 /// not read values: a token with a NaN or +infinity gets indices of -1 and weights of NaN. Throws
 /// Error{invalid_argument} as above, and for arrays of another shape, dtype or place;
 /// Error{unsupported} for more than 4096 experts on a GPU and in a build without CUDA.
-void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+void gate(const ConstTensorView& logits, const ConstTensorView& bias, const GateOptions& options,
           const GateArrays& to);
 
 }  // namespace shoal::ep

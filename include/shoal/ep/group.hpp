@@ -113,10 +113,10 @@ class Group {
   /// nothing on a closed group.
   void close();
 
-  const Team& team() const;
-  const GroupOptions& options() const;
+  [[nodiscard]] const Team& team() const;
+  [[nodiscard]] const GroupOptions& options() const;
   /// E / R.
-  std::int32_t local_experts() const;
+  [[nodiscard]] std::int32_t local_experts() const;
 
   // Normal mode.
 
@@ -124,9 +124,9 @@ class Group {
   ///
   /// topk_idx: int64 or int32 [tokens, top_k]; -1: none. Throws Error{invalid_argument} for an
   /// index outside the experts and for an expert that occurs twice in a row, naming the token.
-  Routing route(const TensorView& topk_idx, const Launch& launch = {}) const;
+  [[nodiscard]] Routing route(const ConstTensorView& topk_idx, const Launch& launch = {}) const;
   /// Also fills the arrays of `options`.
-  Routing route(const TensorView& topk_idx, const RouteOptions& options) const;
+  [[nodiscard]] Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) const;
 
   /// Sends each token to the ranks that hold its experts.
   ///
@@ -134,20 +134,30 @@ class Group {
   /// [tokens, n] of at most the bytes of a row of GroupOptions::dtype. Contiguous; rows are a
   /// multiple of 16 bytes. Throws Error{exhausted} on all ranks when one of them has no room left
   /// for the largest result (GroupOptions::live_results).
-  Dispatched dispatch(const TensorView& x, const Routing& routing,
-                      const DispatchOptions& options = {});
+  [[nodiscard]] Dispatched dispatch(const ConstTensorView& x, const Routing& routing,
+                                    const DispatchOptions& options = {});
   /// Repeats the layout of an earlier dispatch for new rows (cached handle): no counts are
   /// exchanged. Weights travel when they are given.
-  Dispatched dispatch(const TensorView& x, const Handle& handle,
-                      const DispatchOptions& options = {});
+  [[nodiscard]] Dispatched dispatch(const ConstTensorView& x, const Handle& handle,
+                                    const DispatchOptions& options = {});
+
+  /// Sends each token to its experts: as dispatch, in the layout of grouped products. A token
+  /// travels once for each expert (expand: once for each rank).
+  [[nodiscard]] ExpertMajorDispatched dispatch_expert_major(const ConstTensorView& x,
+                                                            const Routing& routing,
+                                                            const ExpertMajorOptions& options = {});
+  [[nodiscard]] ExpertMajorDispatched dispatch_expert_major(const ConstTensorView& x,
+                                                            const Handle& handle,
+                                                            const ExpertMajorOptions& options = {});
 
   /// Copies what travelled beside the rows of a dispatch of this group to arrays of the caller, in
   /// one kernel on GPUs. Local. Throws Error{invalid_argument} for an array that `received` lacks,
   /// and for another shape, dtype or device.
   void unpack(const Dispatched& received, const UnpackOptions& to);
+  void unpack(const ExpertMajorDispatched& received, const UnpackOptions& to);
 
   /// Copies rank-major rows to expert-major order, in one kernel on GPUs. Local; waits for no rank.
-  /// Rows are sent once per rank then, not once per expert as with DispatchOptions::expert_major.
+  /// Rows are sent once per rank then, not once per expert as with dispatch_expert_major.
   /// Throws Error{invalid_argument} for wrong shapes, dtypes or devices.
   void expand(const ExpandOptions& options);
 
@@ -168,15 +178,22 @@ class Group {
   /// Expert-major: the rows of a token are added in ascending order of their top-k slots; rows
   /// between blocks are not read. A y outside the group's memory has at most R * max_tokens rows of
   /// GroupOptions::dtype, or as many bytes.
-  Combined combine(const TensorView& y, const Handle& handle, const CombineOptions& options = {});
+  Combined combine(const ConstTensorView& y, const Handle& handle,
+                   const CombineOptions& options = {});
 
-  /// dispatch and combine on the group's own thread, where operations run one after another, each
+  /// The same on the group's own thread, where operations run one after another, each
   /// after `after` when that is given. Inputs must stay valid and unchanged until the future is
   /// ready. get() throws what the operation threw.
-  std::future<Dispatched> dispatch_async(const TensorView& x, const Routing& routing,
-                                         const DispatchOptions& options = {}, Future after = {});
-  std::future<Combined> combine_async(const TensorView& y, const Handle& handle,
-                                      const CombineOptions& options = {}, Future after = {});
+  [[nodiscard]] std::future<Dispatched> dispatch_async(const ConstTensorView& x,
+                                                       const Routing& routing,
+                                                       const DispatchOptions& options = {},
+                                                       Future after = {});
+  [[nodiscard]] std::future<ExpertMajorDispatched> dispatch_expert_major_async(
+      const ConstTensorView& x, const Routing& routing, const ExpertMajorOptions& options = {},
+      Future after = {});
+  [[nodiscard]] std::future<Combined> combine_async(const ConstTensorView& y, const Handle& handle,
+                                                    const CombineOptions& options = {},
+                                                    Future after = {});
 
   // Low latency.
 
@@ -185,15 +202,18 @@ class Group {
   /// x: bfloat16 [tokens, hidden]; topk_idx as in route. Receives are made in the order of the
   /// sends, and at most two sends are open: anything else is Error{invalid_argument}. The receive
   /// after next overwrites the rows of a result.
-  PendingDispatch low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
-                                       const LowLatencyDispatchOptions& options = {});
+  [[nodiscard]] PendingDispatch low_latency_dispatch(const ConstTensorView& x,
+                                                     const ConstTensorView& topk_idx,
+                                                     const LowLatencyDispatchOptions& options = {});
   /// Sends the expert output back and returns without waiting for that of other ranks.
   ///
   /// y: bfloat16 [E / R, R * max_tokens, hidden], contiguous unless zero_copy. topk_idx: as given
   /// to the dispatch. weights: float32 [tokens, top_k], of this rank's tokens.
-  PendingCombine low_latency_combine(const TensorView& y, const TensorView& topk_idx,
-                                     const TensorView& weights, const LowLatencyHandle& handle,
-                                     const LowLatencyCombineOptions& options = {});
+  [[nodiscard]] PendingCombine low_latency_combine(const ConstTensorView& y,
+                                                   const ConstTensorView& topk_idx,
+                                                   const ConstTensorView& weights,
+                                                   const LowLatencyHandle& handle,
+                                                   const LowLatencyCombineOptions& options = {});
   /// Memory for the y of the next low_latency_combine, which then need not be copied
   /// (LowLatencyCombineOptions::zero_copy): bfloat16 [E / R, R * max_tokens, hidden], rows strided
   /// by at least hidden.
@@ -206,7 +226,7 @@ class Group {
   ///
   /// With GroupOptions::mask_failed, ranks that waited for a rank that timed out mask it; it masks
   /// them in turn when it finds out.
-  std::vector<int> masked() const;
+  [[nodiscard]] std::vector<int> masked() const;
   /// Masks or unmasks a rank. All ranks unmask together. Only a rank that took part in every
   /// operation meanwhile can be brought back; one that missed some stays out of step. Throws
   /// Error{invalid_argument} without mask_failed, for this rank, and out of range.
@@ -221,16 +241,16 @@ class Group {
   /// staging (Linux 5.14; before, what these operations use). Collective.
   void warmup();
 
-  Statistics statistics() const;
+  [[nodiscard]] Statistics statistics() const;
 
-  /// The group's cudaStream_t of high priority, for calls that name none; nullptr on the host.
+  /// The group's stream of high priority, for calls that name none; nullptr on the host.
   /// Another group may use it once this one and its tensors are gone.
-  void* stream() const;
-  /// Orders later calls of the group after the work queued on `stream` (cudaStream_t) when they
+  [[nodiscard]] Stream stream() const;
+  /// Orders later calls of the group after the work queued on `stream` when they
   /// begin: for results that were read there and are released. Any thread, also during calls of
   /// another; the stream must live until the next call. Does nothing on the host and on a closed
   /// group.
-  void order_after(void* stream) const noexcept;
+  void order_after(Stream stream) const noexcept;
   /// Waits until the group's work on the GPU is done, and throws what failed there, also in replays
   /// of graphs that have ended; it does not wait for replays. Error{timeout}
   /// naming who waited for whom in which phase, Error{invalid_argument} for indices that route or
@@ -240,6 +260,9 @@ class Group {
   void synchronize();
 
  private:
+  friend struct shoal::detail::Access;
+  const std::shared_ptr<detail::GroupState>& state() const noexcept { return state_; }
+
   std::shared_ptr<detail::GroupState> state_;
 };
 

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include <shoal/ep/options.hpp>
 #include <shoal/tensor.hpp>
@@ -36,15 +38,16 @@ enum class Reduction : std::uint8_t { automatic = 0, per_rank, exact };
 class LowLatencyHandle {
  public:
   LowLatencyHandle() = default;  ///< invalid
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+
+ private:
+  friend struct shoal::detail::Access;
   explicit LowLatencyHandle(std::shared_ptr<const detail::LowLatencyHandleState> state)
       : state_(std::move(state)) {}
-  bool valid() const noexcept { return state_ != nullptr; }
-  /// For Shoal's own layers.
   const std::shared_ptr<const detail::LowLatencyHandleState>& state() const noexcept {
     return state_;
   }
 
- private:
   std::shared_ptr<const detail::LowLatencyHandleState> state_;
 };
 
@@ -59,7 +62,7 @@ struct LowLatencyDispatchOptions {
   /// its receive is deferred, it returns one row per (token, rank) instead of one per (token,
   /// expert), unless it is exact or log_fmt. The weights must be unchanged at combine; on the host
   /// other weights are Error{invalid_argument}.
-  TensorView weights{};
+  ConstTensorView weights{};
   /// false: the receive is queued at once after the send, which on GPUs saves the time between two
   /// kernels; receive() then returns the result. All earlier ones must have been received.
   /// true: receive() queues it; nothing is held in between.
@@ -69,25 +72,17 @@ struct LowLatencyDispatchOptions {
 
 /// The rows that a rank received. Rows 0 to counts[e] - 1 of expert e are valid. The memory belongs
 /// to the group: the receive after next overwrites it.
-///
-/// | field | shape | set |
-/// |---|---|---|
-/// | x | float8_e4m3 or bfloat16 [E / R, R * T, hidden] | always |
-/// | scales | float32 [E / R, R * T, ceil(hidden / 128)] | quantize fp8, fp8_power_of_two |
-/// | scales | int32 [E / R, R * T, ceil(hidden / 512)] | quantize fp8_ue8m0 |
-/// | counts | int32 [E / R] | always |
-/// | source_token | int32 [E / R, R * T] | always |
-/// | layout | int64 [E / R, R] | always |
-/// | handle | | always |
 struct LowLatencyReceived {
-  Tensor x;
-  /// A decoded row times its scales gives the values; an int32 holds four UE8M0 codes, the first
-  /// group in the lowest byte (shoal/numeric.hpp). The last dimension is rounded up. The row index
+  Tensor x;  ///< float8_e4m3 or, without quantization, bfloat16 [E / R, R * T, hidden]
+  /// With quantization: float32 [E / R, R * T, ceil(hidden / 128)], or with fp8_ue8m0 int32
+  /// [E / R, R * T, ceil(hidden / 512)]. A decoded row times its scales gives the values; an int32
+  /// holds four UE8M0 codes, the first group in the lowest byte (shoal/numeric.hpp). The row index
   /// runs fastest in memory: strides {.., 1, R * T}.
-  Tensor scales;
-  Tensor counts;
-  Tensor source_token;  ///< index of the token on its source rank
-  Tensor layout;        ///< (first row << 32) | rows, of each expert from each rank
+  std::optional<Tensor> scales;
+  Tensor counts;        ///< int32 [E / R]
+  Tensor source_token;  ///< int32 [E / R, R * T]: index of the token on its source rank
+  /// int64 [E / R, R]: (first row << 32) | rows, of each expert from each rank.
+  Tensor layout;
   LowLatencyHandle handle;
 };
 
@@ -95,17 +90,19 @@ struct LowLatencyReceived {
 class PendingDispatch {
  public:
   PendingDispatch() = default;
-  explicit PendingDispatch(std::shared_ptr<detail::PendingDispatchState> state)
-      : state_(std::move(state)) {}
   /// Whether receive() would return without waiting (on a GPU: for more than the last stores of a
   /// row, a microsecond), or the group's timeout has passed.
-  bool ready() const;
+  [[nodiscard]] bool ready() const;
   /// Waits for the rows of all ranks. Throws Error{invalid_argument} when called again,
   /// Error{timeout} naming the rank that is late (with mask_failed, continues without it), and
   /// Error{mismatch} when ranks passed different options.
   LowLatencyReceived receive();
 
  private:
+  friend struct shoal::detail::Access;
+  explicit PendingDispatch(std::shared_ptr<detail::PendingDispatchState> state)
+      : state_(std::move(state)) {}
+
   std::shared_ptr<detail::PendingDispatchState> state_;
 };
 
@@ -127,16 +124,18 @@ struct LowLatencyCombineOptions {
 class PendingCombine {
  public:
   PendingCombine() = default;
-  explicit PendingCombine(std::shared_ptr<detail::PendingCombineState> state)
-      : state_(std::move(state)) {}
   /// As PendingDispatch::ready.
-  bool ready() const;
+  [[nodiscard]] bool ready() const;
   /// Waits for the rows of all ranks and returns their sums, bfloat16 [tokens, hidden]. Throws as
   /// PendingDispatch::receive. With zero_copy, other ranks may still read y after this returns;
   /// next_combine_buffer waits for them before it returns the same memory again.
   Tensor receive();
 
  private:
+  friend struct shoal::detail::Access;
+  explicit PendingCombine(std::shared_ptr<detail::PendingCombineState> state)
+      : state_(std::move(state)) {}
+
   std::shared_ptr<detail::PendingCombineState> state_;
 };
 

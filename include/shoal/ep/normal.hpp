@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <shoal/ep/options.hpp>
@@ -25,45 +27,38 @@ struct HandleState;
 class Handle {
  public:
   Handle() = default;  ///< invalid
-  explicit Handle(std::shared_ptr<const detail::HandleState> state) : state_(std::move(state)) {}
-  bool valid() const noexcept { return state_ != nullptr; }
-  /// As Dispatched::rows.
-  std::int64_t received_rows() const;
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+  /// True for the layout of a dispatch_expert_major.
+  [[nodiscard]] bool expert_major() const;
+  /// As `rows` of the result; -1 where that is absent.
+  [[nodiscard]] std::int64_t received_rows() const;
   /// Rows of the result, and of the expert output: unused ones included.
-  std::int64_t result_rows() const;
+  [[nodiscard]] std::int64_t result_rows() const;
   /// Tokens that this rank sent.
-  std::int64_t tokens() const;
-  /// For Shoal's own layers.
-  const std::shared_ptr<const detail::HandleState>& state() const noexcept { return state_; }
+  [[nodiscard]] std::int64_t tokens() const;
 
  private:
+  friend struct shoal::detail::Access;
+  explicit Handle(std::shared_ptr<const detail::HandleState> state) : state_(std::move(state)) {}
+  const std::shared_ptr<const detail::HandleState>& state() const noexcept { return state_; }
+
   std::shared_ptr<const detail::HandleState> state_;
 };
 
+/// Options of Group::dispatch, rank-major.
 struct DispatchOptions {
   /// float32 [tokens, top_k]; optional. Travels with the rows.
-  TensorView weights{};
+  ConstTensorView weights{};
   /// float32 or int32 [tokens, n], any strides; optional. Travels with the rows: the scales of
   /// float8 rows.
-  TensorView scales{};
+  ConstTensorView scales{};
   /// Dispatched::tokens_per_expert is rounded up to a multiple of it. 1 to 65,536.
   std::int32_t expert_alignment = 1;
-  /// Expert-major layout. Rows are grouped by expert, ascending. The block of an expert starts at a
-  /// multiple of expert_alignment and lists its tokens by source rank, then token. The gaps between
-  /// blocks hold -1 in topk_idx and source_token and 0 in topk_weights; rows of x and scales there
-  /// are undefined.
-  ///
-  /// expert_major and expert_alignment must then be equal on all ranks; a cached handle brings both
-  /// along. A result must fit into the room of a rank-major one with max_tokens from every rank,
-  /// else Error{exhausted} on all ranks; with worst_case_rows it may take the room of several
-  /// (GroupOptions::live_results).
-  bool expert_major = false;
   /// Dispatched::topk_weights has the weights of all top-k slots, also of those whose expert is
-  /// elsewhere (0 otherwise). Not with expert_major.
+  /// elsewhere (0 otherwise).
   bool all_weights = false;
   /// Above 0: results have exactly this many rows, so that no size has to reach the host. Rows
-  /// without a token have topk_idx -1. At most R * max_tokens; expert-major, gaps included:
-  /// R * max_tokens * min(top_k, E / R) + E / R * (expert_alignment - 1).
+  /// without a token have topk_idx -1. At most R * max_tokens.
   std::int64_t worst_case_rows = 0;
   /// Results lie in ordinary memory of their own instead of the heap.
   bool copy_out = false;
@@ -73,61 +68,94 @@ struct DispatchOptions {
   Launch launch{};
 };
 
-/// The rows that a rank received. Tensors lie in the symmetric heap and stay readable while any
-/// copy of them lives, also after Group::close and World::close. With `slots` = top_k, or 1 in the
-/// expert-major layout:
+/// Options of Group::dispatch_expert_major. Equal on all ranks, except weights, scales and launch.
 ///
-/// | field | shape | set |
-/// |---|---|---|
-/// | x | [rows, hidden], dtype of the input | always |
-/// | scales | [rows, n], dtype of the input | when DispatchOptions::scales is given |
-/// | topk_idx | int64 [rows, slots] | not with a cached handle |
-/// | topk_weights | float32 [rows, slots] | when DispatchOptions::weights is given |
-/// | source_token | int32 [rows] | not with a cached handle |
-/// | expert_first_row | int32 [E / R + 1] | expert-major; on GPUs in device memory |
-/// | rows_per_source | [R] | always on the host; on GPUs without worst_case_rows |
-/// | tokens_per_expert | [E / R] | without worst_case_rows, not with a cached handle |
-/// | rows | | always on the host; -1 on GPUs with worst_case_rows |
-/// | row_count | int32 [1] | on GPUs, in device memory |
-/// | expert_counts | int32 [E / R] | on GPUs, in device memory |
-/// | expert_ends | int32 [E / R] | on GPUs, in device memory; not with a cached handle |
-/// | source_ends | int32 [R] | as expert_ends, and not expert-major |
-/// | handle | | always |
+/// A result must fit into the room of a rank-major one with max_tokens from every rank, else
+/// Error{exhausted} on all ranks; with worst_case_rows it may take the room of several
+/// (GroupOptions::live_results).
+struct ExpertMajorOptions {
+  /// As in DispatchOptions.
+  ConstTensorView weights{};
+  /// As in DispatchOptions.
+  ConstTensorView scales{};
+  /// Blocks start at a multiple of it. 1 to 65,536. A cached handle brings its own along.
+  std::int32_t alignment = 1;
+  /// As in DispatchOptions; at most, gaps between blocks included,
+  /// R * max_tokens * min(top_k, E / R) + E / R * (alignment - 1).
+  std::int64_t worst_case_rows = 0;
+  /// As in DispatchOptions.
+  bool copy_out = false;
+  /// As in DispatchOptions.
+  bool transient = false;
+  Launch launch{};
+};
+
+/// Counts of received rows in device memory, int32, on GPUs.
+struct DeviceCounts {
+  Tensor rows;               ///< [1]
+  Tensor tokens_per_expert;  ///< [E / R], not rounded
+  /// [E / R]: sums of the rounded counts up to each local expert. Not with a cached handle.
+  std::optional<Tensor> expert_ends;
+  /// [R]: sums of the rows of each source rank up to it. Rank-major, not with a cached handle.
+  std::optional<Tensor> source_ends;
+};
+
+/// The rows that a rank received, rank-major: the blocks of the source ranks, in order. Tensors lie
+/// in the symmetric heap and stay readable while any copy of them lives, also after Group::close
+/// and World::close. With worst_case_rows they have that many rows.
 ///
-/// With worst_case_rows the tensors have that many rows. On GPUs the rows of scales, topk_idx,
-/// topk_weights and source_token are contiguous but lie apart (their first stride is larger than a
-/// row).
+/// On GPUs the rows of scales, topk_idx, topk_weights and source_token are contiguous but lie apart
+/// (their first stride is larger than a row).
 struct Dispatched {
-  Tensor x;
-  Tensor scales;
-  /// Experts of this rank, numbered from 0; -1 for an expert elsewhere. Expert-major: the expert of
-  /// the row; -1 between blocks.
-  Tensor topk_idx;
-  /// 0 where topk_idx is -1.
-  Tensor topk_weights;
-  /// Index of the token on its source rank. Expert-major: -1 between blocks.
-  Tensor source_token;
-  /// First row of the block of each local expert, then the end of the last block.
+  Tensor x;                      ///< [rows, hidden], dtype of the input
+  std::optional<Tensor> scales;  ///< [rows, n]; when DispatchOptions::scales is given
+  /// int64 [rows, top_k]: experts of this rank, numbered from 0; -1 for an expert elsewhere. Not
+  /// with a cached handle.
+  std::optional<Tensor> topk_idx;
+  /// float32 [rows, top_k], 0 where topk_idx is -1; when DispatchOptions::weights is given.
+  std::optional<Tensor> topk_weights;
+  /// int32 [rows]: index of the token on its source rank. Not with a cached handle.
+  std::optional<Tensor> source_token;
+  /// Rows that hold tokens. Absent on GPUs with worst_case_rows.
+  std::optional<std::int64_t> rows;
+  /// [R]: the lengths of the blocks. Absent on GPUs with worst_case_rows.
+  std::optional<std::vector<std::int64_t>> rows_per_source;
+  /// [E / R], rounded up to expert_alignment. Absent with worst_case_rows or a cached handle.
+  std::optional<std::vector<std::int64_t>> tokens_per_expert;
+  std::optional<DeviceCounts> device_counts;  ///< on GPUs
+  Handle handle;
+};
+
+/// The rows that a rank received, expert-major: the blocks of its experts, ascending. The block of
+/// an expert starts at a multiple of ExpertMajorOptions::alignment and lists its tokens by source
+/// rank, then token. Memory and strides are those of Dispatched. Gaps between blocks hold -1 in
+/// topk_idx and source_token and 0 in topk_weights; rows of x and scales there are undefined.
+struct ExpertMajorDispatched {
+  Tensor x;                      ///< [rows, hidden], dtype of the input
+  std::optional<Tensor> scales;  ///< [rows, n]; when ExpertMajorOptions::scales is given
+  /// int32 [E / R + 1], on GPUs in device memory: the first row of each block, then the end of the
+  /// last one.
   Tensor expert_first_row;
-  /// Rows from each source rank. Rank-major results consist of blocks of these lengths, in order.
-  std::vector<std::int64_t> rows_per_source;
-  /// Tokens of each local expert, rounded up to expert_alignment.
-  std::vector<std::int64_t> tokens_per_expert;
-  /// Rows that hold tokens; expert-major: including the gaps between blocks.
-  std::int64_t rows = 0;
-  /// `rows` in device memory.
-  Tensor row_count;
-  /// Tokens of each local expert, not rounded.
-  Tensor expert_counts;
-  /// Sums of tokens_per_expert up to each local expert.
-  Tensor expert_ends;
-  /// Sums of rows_per_source up to each source rank.
-  Tensor source_ends;
+  /// int64 [rows, 1]: the expert of the row, numbered from 0. Not with a cached handle.
+  std::optional<Tensor> topk_idx;
+  /// float32 [rows, 1]; when ExpertMajorOptions::weights is given.
+  std::optional<Tensor> topk_weights;
+  /// int32 [rows]: index of the token on its source rank. Not with a cached handle.
+  std::optional<Tensor> source_token;
+  /// Rows up to the end of the last block. Absent on GPUs with worst_case_rows.
+  std::optional<std::int64_t> rows;
+  /// [R]. Absent on GPUs with worst_case_rows.
+  std::optional<std::vector<std::int64_t>> rows_per_source;
+  /// [E / R]: the lengths of the blocks, padding included. Absent with worst_case_rows or a cached
+  /// handle.
+  std::optional<std::vector<std::int64_t>> tokens_per_expert;
+  std::optional<DeviceCounts> device_counts;  ///< on GPUs
   Handle handle;
 };
 
 /// Where Group::unpack copies what travelled beside the rows of a dispatch. Each array is optional;
-/// it has the shape of the field of Dispatched with its name, any strides, and its device.
+/// it has the shape of the field of the result or its device_counts with its name, any strides, and
+/// its device.
 struct UnpackOptions {
   TensorView scales{};                                       ///< float32 or int32
   TensorView topk_idx{};                                     ///< int64
@@ -147,13 +175,13 @@ struct UnpackOptions {
 /// The block of expert e starts at expert_ends[e - 1] (0 for the first one) and holds
 /// expert_counts[e] rows in the order of x; padding follows up to expert_ends[e].
 struct ExpandOptions {
-  TensorView x{};         ///< [rows, n]; rows a multiple of 16 bytes
-  TensorView topk_idx{};  ///< int64 [rows, top_k]: local experts; -1: no copy
+  ConstTensorView x{};         ///< [rows, n]; rows a multiple of 16 bytes
+  ConstTensorView topk_idx{};  ///< int64 [rows, top_k]: local experts; -1: no copy
   /// int32 [1], optional: only the first rows, as many as this says, have copies.
-  TensorView row_count{};
-  TensorView expert_counts{}, expert_ends{};  ///< int32 [E]; Dispatched's
-  TensorView weights{};                       ///< float32 [rows, top_k]; optional
-  TensorView scales{};  ///< float32 or int32 [rows, m]; optional. Elements of a row contiguous
+  ConstTensorView row_count{};
+  ConstTensorView expert_counts{}, expert_ends{};  ///< int32 [E]; DeviceCounts'
+  ConstTensorView weights{};                       ///< float32 [rows, top_k]; optional
+  ConstTensorView scales{};  ///< float32 or int32 [rows, m]; optional. Elements of a row contiguous
 
   /// int32 [rows, top_k], result: the copy of each top-k slot, -1: none. CombineOptions::topk_rows
   /// takes it. Where `numbered`, it is the result of an earlier call for the same layout. A number
@@ -169,20 +197,22 @@ struct ExpandOptions {
   Launch launch{};
 };
 
+/// Options of Group::combine. topk_idx, topk_rows and several weights a row are for rank-major
+/// handles.
 struct CombineOptions {
   /// float32 [rows, top_k], expert-major [rows, 1]; optional. Returned to the source rank and
   /// summed there like the rows; expert-major: each to its top-k slot.
-  TensorView weights{};
+  ConstTensorView weights{};
   /// int64 [rows, top_k]; optional, rank-major: weights of slots with -1 count as 0.
-  TensorView topk_idx{};
+  ConstTensorView topk_idx{};
   /// int32 [rows, top_k]; optional, rank-major: y has any number of rows, and the expert output of
   /// a received row is the sum of the rows of y that are listed here (-1: none), in float32 in
   /// ascending top-k slots, rounded to y's dtype. `weights` are then float32 [rows of y], one for
   /// each row. y may not lie in the group's memory. An index outside y is
   /// Error{invalid_argument}; where GPUs find it, it counts as -1 and Group::synchronize throws.
-  TensorView topk_rows{};
+  ConstTensorView topk_rows{};
   /// 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows.
-  std::vector<TensorView> bias{};
+  std::vector<ConstTensorView> bias{};
   /// [tokens, hidden]; optional: the memory of the result.
   TensorView out{};
   /// float32 [tokens, top_k]; optional: the memory of Combined::topk_weights.
@@ -191,16 +221,11 @@ struct CombineOptions {
 };
 
 /// The sum of the expert output of this rank's tokens.
-///
-/// | field | shape | set |
-/// |---|---|---|
-/// | x | [tokens, hidden], dtype of y | always; CombineOptions::out when that is given |
-/// | topk_weights | float32 [tokens, top_k] | when CombineOptions::weights is given |
-///
-/// topk_weights is CombineOptions::out_weights when that is given.
 struct Combined {
-  Tensor x;
-  Tensor topk_weights;
+  Tensor x;  ///< [tokens, hidden], dtype of y; CombineOptions::out when that is given
+  /// float32 [tokens, top_k], when CombineOptions::weights is given; CombineOptions::out_weights
+  /// when that is given as well.
+  std::optional<Tensor> topk_weights;
 };
 
 }  // namespace shoal::ep

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <shoal/stream.hpp>
 #include <shoal/tensor.hpp>
 
 namespace shoal::ep {
@@ -15,15 +16,14 @@ inline constexpr std::int32_t kMaxTopK = 32;
 
 /// Orders a call of a group in GPU memory with other work on the GPU. The host backend ignores it.
 ///
-/// Streams and events belong to the caller and must outlive the call's work. They are void* so that
-/// this header needs no CUDA.
+/// Streams and events belong to the caller and must outlive the call's work.
 struct Launch {
-  /// cudaStream_t that runs the call's kernels; nullptr: Group::stream().
-  void* stream = nullptr;
-  /// cudaEvent_t that the call's kernels wait for first; optional.
-  void* after = nullptr;
-  /// cudaEvent_t recorded after the call's kernels; optional.
-  void* done = nullptr;
+  /// Runs the call's kernels; nullptr: Group::stream().
+  Stream stream = nullptr;
+  /// The call's kernels wait for it first; optional.
+  Event after = nullptr;
+  /// Recorded after the call's kernels; optional.
+  Event done = nullptr;
   /// SMs (thread blocks) that the call may hold; 0: SHOAL_EP_SMS, or a measured choice.
   std::int32_t sms = 0;
 };
@@ -80,7 +80,7 @@ struct SizeHint {
   std::size_t control = 0;      ///< signals and counts
   std::size_t normal = 0;       ///< receive area and staging of normal mode
   std::size_t low_latency = 0;  ///< slots and combine buffers of low-latency mode
-  std::size_t total() const noexcept { return control + normal + low_latency; }
+  [[nodiscard]] std::size_t total() const noexcept { return control + normal + low_latency; }
 };
 
 /// The memory of a group of `ranks` ranks, spread evenly over `nodes` nodes. Local and pure.
@@ -88,11 +88,12 @@ struct SizeHint {
 /// A group of GPU tensors on several nodes takes host memory (SHOAL_STAGING_SIZE): ask with
 /// DeviceKind::host for it. Kernels that send rows between nodes take memory of the heap as well.
 /// Throws Error{invalid_argument} for options outside their limits.
-SizeHint size_hint(const GroupOptions& options, std::int32_t ranks,
-                   DeviceKind heap = DeviceKind::host, std::int32_t nodes = 1);
+[[nodiscard]] SizeHint size_hint(const GroupOptions& options, std::int32_t ranks,
+                                 DeviceKind heap = DeviceKind::host, std::int32_t nodes = 1);
 /// The low-latency part alone.
-std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, std::int32_t ranks,
-                                  std::int32_t experts, std::int32_t top_k = 8,
-                                  DeviceKind heap = DeviceKind::host);
+[[nodiscard]] std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden,
+                                                std::int32_t ranks, std::int32_t experts,
+                                                std::int32_t top_k = 8,
+                                                DeviceKind heap = DeviceKind::host);
 
 }  // namespace shoal::ep

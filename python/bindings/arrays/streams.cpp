@@ -32,19 +32,19 @@ std::uintptr_t number_of(std::string_view call, std::string_view name, nb::handl
 
 }  // namespace
 
-void* stream_from(std::string_view call, nb::handle value) {
+Stream stream_from(std::string_view call, nb::handle value) {
   if (value.is_none()) return nullptr;
   // CUDA and torch write the default stream as 0; in C++ nullptr is the group's own stream.
-  return reinterpret_cast<void*>(
+  return reinterpret_cast<Stream>(
       std::max<std::uintptr_t>(number_of(call, "stream", value, "cuda_stream"), 1));
 }
 
-void* event_from(std::string_view call, std::string_view name, nb::handle value) {
+Event event_from(std::string_view call, std::string_view name, nb::handle value) {
   if (value.is_none()) return nullptr;
   const std::uintptr_t number = number_of(call, name, value, "cuda_event");
   require(number != 0, Code::invalid_argument,
           "{}: the event has no cudaEvent_t yet; torch creates it at the first record()", name);
-  return reinterpret_cast<void*>(number);
+  return reinterpret_cast<Event>(number);
 }
 
 #ifdef SHOAL_WITH_CUDA

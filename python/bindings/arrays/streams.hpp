@@ -3,6 +3,8 @@
 // Shoal, which has no effect in a build without CUDA.
 #pragma once
 
+#include <shoal/stream.hpp>
+
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -17,10 +19,10 @@ void order_behind(nanobind::handle consumer, std::uintptr_t producer, int device
 
 /// The cudaStream_t of `stream=` of `call`: a torch.cuda.Stream or its number. nullptr for None.
 /// Throws Error{invalid_argument} for values of other types.
-void* stream_from(std::string_view call, nanobind::handle value);
+Stream stream_from(std::string_view call, nanobind::handle value);
 /// The cudaEvent_t of argument `name`, in the same way. Throws Error{invalid_argument} for an event
 /// that has no cudaEvent_t yet, too.
-void* event_from(std::string_view call, std::string_view name, nanobind::handle value);
+Event event_from(std::string_view call, std::string_view name, nanobind::handle value);
 
 /// Waits on the host for the work queued on a cudaStream_t. Throws Error{system}.
 void wait_for_stream(std::uintptr_t stream, int device);

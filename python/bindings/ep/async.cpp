@@ -147,11 +147,11 @@ std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, n
       [&](ep::Group& group, const TensorView& view, const NormalOptions& options) {
         require(routing != nullptr, Code::invalid_argument,
                 "dispatch_async needs a Routing, got a Handle");
-        return group.dispatch_async(view, routing->routing, options.dispatch, after.future);
+        return ep::detail::dispatch_async(group, view, routing->routing, options.dispatch,
+                                          after.future);
       },
-      [](const Group& group, const Library* library, ep::Dispatched result, void* stream) {
-        return to_python(group, library, std::move(result), stream);
-      });
+      [](const Group& group, const Library* library, ep::detail::AnyDispatched result,
+         Stream stream) { return to_python(group, library, std::move(result), stream); });
 }
 
 std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y,
@@ -166,7 +166,7 @@ std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y,
       [&](ep::Group& group, const TensorView& view, const NormalOptions& options) {
         return group.combine_async(view, handle, options.combine, after.future);
       },
-      [out](const Group& group, const Library* library, ep::Combined result, void* stream) {
+      [out](const Group& group, const Library* library, ep::Combined result, Stream stream) {
         return to_python(group, library, std::move(result), stream, out);
       });
 }

@@ -102,7 +102,7 @@ Argument CallTensors::take(const char* call, const char* name, nb::handle tensor
 
 std::vector<Argument> CallTensors::take_biases(const char* call, nb::handle bias,
                                                std::initializer_list<std::int64_t> shape,
-                                               std::vector<TensorView>& views) const {
+                                               std::vector<ConstTensorView>& views) const {
   constexpr std::size_t kMost = 2;
   const nb::tuple all =
       PyTuple_Check(bias.ptr()) ? nb::borrow<nb::tuple>(bias) : nb::make_tuple(bias);
@@ -145,7 +145,7 @@ Rows CallTensors::take_rows(const char* call, nb::handle x) const {
 void CallTensors::follow(ep::Launch& launch) const {
   if (plain_.usable() && plain_.follow(launch)) return;
   const nb::object stream = current_stream_();
-  if (!stream.is_none()) launch.stream = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(stream));
+  if (!stream.is_none()) launch.stream = reinterpret_cast<Stream>(nb::cast<std::uintptr_t>(stream));
 }
 
 bool CallTensors::captured() const {

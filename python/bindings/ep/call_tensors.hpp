@@ -81,7 +81,7 @@ class CallTensors {
   /// keeps what `views` gets.
   std::vector<Argument> take_biases(const char* call, nb::handle bias,
                                     std::initializer_list<std::int64_t> shape,
-                                    std::vector<TensorView>& views) const;
+                                    std::vector<ConstTensorView>& views) const;
   /// Checks only; dtype: torch's.
   void check(const char* call, const char* name, nb::handle tensor, nb::handle dtype,
              std::initializer_list<std::int64_t> shape) const;

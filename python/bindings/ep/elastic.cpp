@@ -67,8 +67,8 @@ void ElasticCalls::check_cached(const Dispatch& call, const ElasticLayout& layou
 }
 
 ElasticLayout ElasticCalls::new_layout(const Dispatch& call, const Rows& rows, bool captured,
-                                       ep::DispatchOptions& options, ep::Routing& routing,
-                                       Argument& weights) {
+                                       ep::detail::AnyDispatchOptions& options,
+                                       ep::Routing& routing, Argument& weights) {
   expect(!call.topk_idx.is_none() && !call.experts.is_none(),
          "dispatch: topk_idx and num_experts are needed");
   const Argument indices = tensors_.take(kDispatch, "topk_idx", call.topk_idx,
@@ -143,7 +143,7 @@ std::int64_t ElasticCalls::expanded_rows(const Dispatch& call, const ElasticLayo
 }
 
 nb::tuple ElasticCalls::expand(const Dispatch& call, const Rows& rows, const CallReceived& sent,
-                               ElasticLayout& layout, bool cached, void* stream) const {
+                               ElasticLayout& layout, bool cached, Stream stream) const {
   NormalCalls& calls = *layout.get();
   const std::int64_t count = layout.rows(), local = layout.experts / ranks_;
   const std::int64_t result = layout.expanded_rows, top_k = calls.top_k();
@@ -207,7 +207,7 @@ nb::object ElasticCalls::dispatch(const Dispatch& call, const Events& events) {
   const Rows rows = tensors_.take_rows(kDispatch, call.x);
   expect(!call.zero_padding || is_true(call.expand), "dispatch: do_zero_padding needs do_expand");
   const bool captured = tensors_.captured(), cached = !call.handle.is_none();
-  ep::DispatchOptions options;
+  ep::detail::AnyDispatchOptions options;
   options.scales = rows.scale_values.view;
   options.launch.sms = call.sms;
   tensors_.follow(options.launch);
@@ -253,14 +253,14 @@ nb::object ElasticCalls::dispatch(const Dispatch& call, const Events& events) {
   return results + nb::make_tuple(handle, tensors_.no_event());
 }
 
-const ep::Handle& ElasticCalls::expert_major_handle(ElasticLayout& layout, void* stream,
+const ep::Handle& ElasticCalls::expert_major_handle(ElasticLayout& layout, Stream stream,
                                                     std::optional<ep::Handle>& captured_one) const {
   if (layout.expert_major) return *layout.expert_major;
   const std::int64_t tokens = layout.layout.handle.tokens();
   const nb::object zeros = zeros_(tokens, kRoutingRowBytes);  // int8
   const Argument indices = tensors_.take(kCombine, "topk_idx", layout.sent_topk_idx,
                                          tensors_.index_type(), {tokens, CallTensors::kAny});
-  ep::DispatchOptions options;
+  ep::detail::AnyDispatchOptions options;
   options.expert_alignment = static_cast<std::int32_t>(layout.alignment);
   options.expert_major = true;
   options.worst_case_rows = layout.layout.worst_case_rows > 0 ? layout.expanded_rows : 0;

@@ -2,6 +2,8 @@
 // ep/elastic.hpp: dispatch and combine of deep_ep.ElasticBuffer, one binding call per operation.
 #pragma once
 
+#include <shoal/detail/ep_layouts.hpp>
+
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -71,14 +73,15 @@ class ElasticCalls {
                     std::int64_t tokens) const;
   /// A layout with the terms of a new dispatch, checked. Sets the other three from them.
   ElasticLayout new_layout(const Dispatch& call, const Rows& rows, bool captured,
-                           ep::DispatchOptions& options, ep::Routing& routing, Argument& weights);
+                           ep::detail::AnyDispatchOptions& options, ep::Routing& routing,
+                           Argument& weights);
   nb::object group_for(const Shape& shape, const ElasticLayout& terms, std::int64_t scales,
                        bool captured);
   std::int64_t expanded_rows(const Dispatch& call, const ElasticLayout& layout) const;
   /// Copies rank-major rows to expert-major order.
   nb::tuple expand(const Dispatch& call, const Rows& rows, const CallReceived& sent,
-                   ElasticLayout& layout, bool cached, void* stream) const;
-  const ep::Handle& expert_major_handle(ElasticLayout& layout, void* stream,
+                   ElasticLayout& layout, bool cached, Stream stream) const;
+  const ep::Handle& expert_major_handle(ElasticLayout& layout, Stream stream,
                                         std::optional<ep::Handle>& captured_one) const;
   bool sends_every_slot(const ElasticLayout& layout) const {
     return layout.expanded && !multiple_reduction_;

@@ -51,8 +51,8 @@ nb::object gate_into(const Input& logits, const Input& bias, const ep::GateOptio
           nb::cast<std::string>(nb::str(out.type())));
   const Input topk_idx = writable_input(out[0], "out[0]"),
               weights = writable_input(out[1], "out[1]");
-  void* on = stream_from("gate", stream);
-  if (on == nullptr && logits.stream != kReady) on = reinterpret_cast<void*>(logits.stream);
+  Stream on = stream_from("gate", stream);
+  if (on == nullptr && logits.stream != kReady) on = reinterpret_cast<Stream>(logits.stream);
   {
     nb::gil_scoped_release released;
     ep::gate(logits.view, bias.view, options,

@@ -43,9 +43,9 @@ void Group::close() {
   closed_ = true;
 }
 
-Result Group::result(const Library* library, Tensor tensor, void* stream) const {
+Result Group::result(const Library* library, Tensor tensor, Stream stream) const {
   if (!tensor.defined()) return {};
-  void* const used = stream != nullptr || closed_ ? stream : group.stream();
+  Stream const used = stream != nullptr || closed_ ? stream : group.stream();
   return {library, keep_heap(std::move(tensor), keeper), reinterpret_cast<std::uintptr_t>(used)};
 }
 
@@ -210,7 +210,7 @@ void bind_group(nb::module_& module) {
       module, "Group", nb::is_weak_referenceable(),
       "Expert-parallel dispatch and combine among the ranks of a team.\n\n"
       "    group = shoal.ep.Group(world.team, hidden=7168, top_k=8, experts=256, max_tokens=4096)\n"
-      "    received = group.dispatch(x, group.route(topk_idx), weights=topk_weights)\n"
+      "    received = ep::detail::dispatch(group, x, group.route(topk_idx), weights=topk_weights)\n"
       "    combined = group.combine(expert_output, received.handle)\n\n"
       "Expert e lives on rank e // (experts / ranks). Every rank makes the same calls in the same "
       "order. Arrays lie where the world's heap lies: NumPy arrays and CPU tensors on the host, "

@@ -5,12 +5,21 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "../arrays/arrays.hpp"
 #include "shoal/ep/group.hpp"
 
 namespace shoal::python {
+
+/// What an absent result is for Group::result, which then gives None.
+inline const Tensor& or_undefined(const Tensor& tensor) {
+  return tensor;
+}
+inline Tensor or_undefined(const std::optional<Tensor>& tensor) {
+  return tensor.value_or(Tensor());
+}
 
 /// An ep::Group, and what keeps the heap mapped under its results.
 ///
@@ -31,7 +40,7 @@ class Group {
   const std::shared_ptr<ep::Group>& owner() const { return owned_; }
 
   /// A result for `library`. `stream` is the cudaStream_t of the call; nullptr: the group's own.
-  Result result(const Library* library, Tensor tensor, void* stream) const;
+  Result result(const Library* library, Tensor tensor, Stream stream) const;
 
  private:
   std::shared_ptr<ep::Group> owned_;

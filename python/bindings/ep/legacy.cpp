@@ -107,21 +107,20 @@ const LegacyCalls::Remembered* LegacyCalls::remembered(nb::handle topk_idx,
 
 ep::Routing LegacyCalls::routing_of(const Remembered* known, const NormalCalls& calls,
                                     const TensorView& indices, const Layout& given,
-                                    void* stream) const {
+                                    Stream stream) const {
   ep::Launch launch;
   launch.stream = stream;
   const bool usable = known != nullptr && known->calls == &calls;
   const ep::Routing routing = usable ? known->routing : calls.route(indices, launch);
-  if (routing.tokens_per_rank.empty()) return routing;  // on a GPU a look would stall the stream
+  if (!routing.counts) return routing;  // on a GPU a look would stall the stream
+  const auto& by_topk = routing.counts->tokens_per_rank;
   const Argument per_rank =
       tensors_.take("dispatch", "num_tokens_per_rank", given.per_rank, DataType::int32, {ranks_});
   const std::vector<std::int64_t> counts = values_of(per_rank.view);
-  if (!std::equal(counts.begin(), counts.end(), routing.tokens_per_rank.begin(),
-                  routing.tokens_per_rank.end()))
-    native_assert(
-        false, "dispatch: num_tokens_per_rank is {}, by topk_idx {}",
-        text_of_object(list_of(counts)),
-        text_of_object(list_of({routing.tokens_per_rank.begin(), routing.tokens_per_rank.end()})));
+  if (!std::equal(counts.begin(), counts.end(), by_topk.begin(), by_topk.end()))
+    native_assert(false, "dispatch: num_tokens_per_rank is {}, by topk_idx {}",
+                  text_of_object(list_of(counts)),
+                  text_of_object(list_of({by_topk.begin(), by_topk.end()})));
   return routing;
 }
 
@@ -167,7 +166,8 @@ LegacyCalls::Target LegacyCalls::target_of(const char* call, nb::handle handle) 
 
 LegacyCalls::Target LegacyCalls::new_target(const Rows& rows, const Layout& given,
                                             nb::handle topk_idx, nb::handle topk_weights,
-                                            const ep::DispatchOptions& options, bool captured) {
+                                            const ep::detail::AnyDispatchOptions& options,
+                                            bool captured) {
   constexpr const char* kCall = "dispatch";
   expect(!given.per_rank.is_none() && !given.in_rank.is_none() && !given.per_expert.is_none(),
          "dispatch: without handle num_tokens_per_rank, is_token_in_rank, "
@@ -215,7 +215,7 @@ nb::object LegacyCalls::dispatch(nb::handle x, nb::handle handle, nb::handle per
         nb::make_tuple(x, topk_idx, topk_weights, in_rank));
   const Rows rows = tensors_.take_rows("dispatch", x);
   const bool is_captured = tensors_.captured(), cached = !handle.is_none();
-  ep::DispatchOptions options;
+  ep::detail::AnyDispatchOptions options;
   options.scales = rows.scale_values.view;
   options.launch.sms = sms;
   tensors_.follow(options.launch);

@@ -69,12 +69,13 @@ class LegacyCalls {
   Target target_of(const char* call, nb::handle handle) const;
 
   Target new_target(const Rows& rows, const Layout& given, nb::handle topk_idx,
-                    nb::handle topk_weights, const ep::DispatchOptions& options, bool captured);
+                    nb::handle topk_weights, const ep::detail::AnyDispatchOptions& options,
+                    bool captured);
   nb::object group_for(const Shape& shape, std::int64_t tokens, std::int64_t scales,
                        std::int64_t worst_rows, bool captured);
   /// `known`: what remembered() found.
   ep::Routing routing_of(const Remembered* known, const NormalCalls& calls,
-                         const TensorView& indices, const Layout& given, void* stream) const;
+                         const TensorView& indices, const Layout& given, Stream stream) const;
   const Remembered* remembered(nb::handle topk_idx, const Layout& given) const;
 
   static constexpr std::size_t kRemembered = 4;  ///< layouts made ahead of their dispatches

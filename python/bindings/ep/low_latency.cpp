@@ -18,12 +18,14 @@ namespace {
 /// need none of them.
 class Received {
  public:
-  Received(ep::LowLatencyReceived result, nb::object group, const Library* library, void* stream)
+  Received(ep::LowLatencyReceived result, nb::object group, const Library* library, Stream stream)
       : result_(std::move(result)), group_(std::move(group)), library_(library), stream_(stream) {}
 
-  template <Tensor ep::LowLatencyReceived::* kTensor>
+  template <auto kTensor>
   nb::object array() const {
-    return nb::inst_ptr<Group>(group_)->result(library_, result_.*kTensor, stream_).get();
+    return nb::inst_ptr<Group>(group_)
+        ->result(library_, or_undefined(result_.*kTensor), stream_)
+        .get();
   }
   const ep::LowLatencyReceived& result() const { return result_; }
   const ep::LowLatencyHandle& handle() const { return result_.handle; }
@@ -32,7 +34,7 @@ class Received {
   ep::LowLatencyReceived result_;
   nb::object group_;
   const Library* library_;
-  void* stream_;
+  Stream stream_;
 };
 
 /// A phase that was sent, with the arrays that it uses until it is received.
@@ -43,7 +45,7 @@ struct Phase {
   Inputs arrays;
   nb::object out;
   const Library* library = nullptr;
-  void* stream = nullptr;
+  Stream stream = nullptr;
 };
 struct PendingDispatch : Phase<ep::PendingDispatch> {
   ep::LowLatencyHandle handle;  ///< set by receive

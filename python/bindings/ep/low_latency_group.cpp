@@ -27,10 +27,10 @@ LowLatencyGroup::LowLatencyGroup(nb::handle_t<Group> group, const nb::object& fr
       rows_(group_->team().size() * options_.low_latency_max_tokens) {
   for (std::size_t form = 0; form < kForms; ++form)
     for (Arrays& arrays : arrays_[form])
-      arrays = receive_empty(form, reinterpret_cast<void*>(stream));
+      arrays = receive_empty(form, reinterpret_cast<Stream>(stream));
 }
 
-LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, void* stream) {
+LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, Stream stream) {
   const auto nothing = [&](DataType dtype, std::int64_t columns) {
     TensorView view(nullptr, dtype, {0, columns});
     view.device = group_->team().world().heap().device();
@@ -49,13 +49,13 @@ LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, void* s
                    .receive();
   }
   const void* const x = received.x.data;
-  const bool scaled = received.scales.defined();
+  const bool scaled = received.scales.has_value();
   const auto tensor = [&](Tensor& of) {
     return nb::object(
         from_dlpack_(nb::cast<Group&>(owner_).result(nullptr, std::move(of), stream).get()));
   };
   Arrays arrays{tensor(received.x), tensor(received.counts), {}, x};
-  if (scaled) arrays.rows = nb::make_tuple(arrays.rows, tensor(received.scales));
+  if (scaled) arrays.rows = nb::make_tuple(arrays.rows, tensor(*received.scales));
   // The tuple that a handle is made of, in a tuple of arguments.
   arrays.entries = nb::make_tuple(
       nb::make_tuple(tensor(received.source_token), tensor(received.layout),

@@ -74,7 +74,7 @@ class LowLatencyGroup {
   void close();
 
  private:
-  Arrays receive_empty(std::size_t form, void* stream);
+  Arrays receive_empty(std::size_t form, Stream stream);
 
   nb::object owner_, from_dlpack_;
   ep::Group* group_;  ///< which owner_ keeps

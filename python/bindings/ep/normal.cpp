@@ -48,8 +48,14 @@ Routing route(const Group& self, nb::handle topk_idx, const nb::kwargs& given) {
   const auto give = [&](const Tensor& tensor) {
     return self.result(library_of(topk_idx), tensor, launch.stream);
   };
-  return {routing, give(routing.topk_idx), give(routing.rank_counts), give(routing.expert_counts),
-          give(routing.node_counts)};
+  const auto counts = routing.device_counts.value_or(ep::Routing::DeviceCounts());
+  return {routing, give(routing.topk_idx), give(counts.tokens_per_rank),
+          give(counts.tokens_per_expert), give(counts.tokens_per_node)};
+}
+
+/// Empty on GPUs.
+ep::Routing::Counts host_counts(const Routing& routing) {
+  return routing.routing.counts.value_or(ep::Routing::Counts());
 }
 
 Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwargs& given) {
@@ -60,11 +66,12 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
   const Routing* const routing = routing_from(layout);
   const ep::Handle* const handle =
       routing == nullptr ? &nb::cast<const ep::Handle&>(layout) : nullptr;
-  ep::Dispatched result;
+  ep::detail::AnyDispatched result;
   {
     nb::gil_scoped_release released;
-    result = routing != nullptr ? self.group.dispatch(rows.view, routing->routing, options.dispatch)
-                                : self.group.dispatch(rows.view, *handle, options.dispatch);
+    result = routing != nullptr
+                 ? ep::detail::dispatch(self.group, rows.view, routing->routing, options.dispatch)
+                 : ep::detail::dispatch(self.group, rows.view, *handle, options.dispatch);
   }
   return to_python(self, library_of(x), std::move(result), options.dispatch.launch.stream);
 }
@@ -139,13 +146,14 @@ void bind_routing(nb::module_& module) {
           "tokens", [](const Routing& self) { return self.routing.tokens(); },
           "Number of tokens."_doc)
       .def_prop_ro(
-          "tokens_per_rank", [](const Routing& self) { return self.routing.tokens_per_rank; },
+          "tokens_per_rank", [](const Routing& self) { return host_counts(self).tokens_per_rank; },
           "[ranks], each token counted once per rank; empty on GPUs."_doc)
       .def_prop_ro(
-          "tokens_per_expert", [](const Routing& self) { return self.routing.tokens_per_expert; },
+          "tokens_per_expert",
+          [](const Routing& self) { return host_counts(self).tokens_per_expert; },
           "[experts]; empty on GPUs."_doc)
       .def_prop_ro(
-          "tokens_per_node", [](const Routing& self) { return self.routing.tokens_per_node; },
+          "tokens_per_node", [](const Routing& self) { return host_counts(self).tokens_per_node; },
           "[nodes], each token counted once per node (ranks that reach each other by load and "
           "store); empty on GPUs."_doc)
       .def(
@@ -157,7 +165,7 @@ void bind_routing(nb::module_& module) {
           "True if a token goes to a rank. On GPUs the call waits for the group's work; "
           "Group.route fills an array for all tokens."_doc)
       .def("__repr__", [](const Routing& self) {
-        const auto& counts = self.routing.tokens_per_rank;
+        const auto counts = host_counts(self).tokens_per_rank;
         return fmt::format("shoal.ep.Routing({} tokens, tokens_per_rank {})", self.routing.tokens(),
                            counts.empty() ? "on the GPU" : shortened(counts));
       });
@@ -307,8 +315,8 @@ NormalOptions combine_options_from(std::string_view call, const nb::kwargs& give
   return options;
 }
 
-Dispatched to_python(const Group& group, const Library* library, ep::Dispatched result,
-                     void* stream) {
+Dispatched to_python(const Group& group, const Library* library, ep::detail::AnyDispatched result,
+                     Stream stream) {
   const auto give = [&](Tensor& tensor) {
     return group.result(library, std::move(tensor), stream);
   };
@@ -326,10 +334,10 @@ Dispatched to_python(const Group& group, const Library* library, ep::Dispatched 
           std::move(result.handle)};
 }
 
-Combined to_python(const Group& group, const Library* library, ep::Combined result, void* stream,
+Combined to_python(const Group& group, const Library* library, ep::Combined result, Stream stream,
                    nb::handle out) {
   return {out.is_none() ? group.result(library, std::move(result.x), stream) : Result(out),
-          group.result(library, std::move(result.topk_weights), stream)};
+          group.result(library, or_undefined(result.topk_weights), stream)};
 }
 
 const ep::Handle& handle_from(std::string_view call, nb::handle given) {

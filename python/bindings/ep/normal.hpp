@@ -3,6 +3,8 @@
 // forms.
 #pragma once
 
+#include <shoal/detail/ep_layouts.hpp>
+
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -17,7 +19,7 @@ namespace shoal::python {
 
 /// Keyword arguments of dispatch and combine, with what keeps their arrays.
 struct NormalOptions {
-  ep::DispatchOptions dispatch;
+  ep::detail::AnyDispatchOptions dispatch;
   ep::CombineOptions combine;
   std::optional<DataType> dtype;
   Inputs arrays;
@@ -47,10 +49,10 @@ struct Combined {
 };
 
 /// `library`: of the rows of the call.
-Dispatched to_python(const Group& group, const Library* library, ep::Dispatched result,
-                     void* stream);
+Dispatched to_python(const Group& group, const Library* library, ep::detail::AnyDispatched result,
+                     Stream stream);
 /// `out`: the array that the caller passed for the result, or None.
-Combined to_python(const Group& group, const Library* library, ep::Combined result, void* stream,
+Combined to_python(const Group& group, const Library* library, ep::Combined result, Stream stream,
                    nb::handle out);
 
 /// The handle of a normal dispatch. Throws Error{invalid_argument} for anything else.

@@ -15,10 +15,10 @@ namespace {
 /// for the library when the tensor is released, on which it may have been read.
 struct HeldResult {  // destroyed in reverse order: the memory before the heap
   std::shared_ptr<Results> results;
-  void* stream;
+  Stream stream;
   std::shared_ptr<void> memory;
 
-  HeldResult(std::shared_ptr<Results> of, void* on, std::shared_ptr<void> owned)
+  HeldResult(std::shared_ptr<Results> of, Stream on, std::shared_ptr<void> owned)
       : results(std::move(of)), stream(on), memory(std::move(owned)) {
     ++results->held;
   }
@@ -27,7 +27,7 @@ struct HeldResult {  // destroyed in reverse order: the memory before the heap
   ~HeldResult() {
     if (stream != nullptr) {
       results->group->order_after(stream);
-      if (void* const current = current_stream(); current != stream)
+      if (Stream const current = current_stream(); current != stream)
         results->group->order_after(current);
     }
     memory.reset();
@@ -36,12 +36,13 @@ struct HeldResult {  // destroyed in reverse order: the memory before the heap
 
  private:
   /// `stream` where the library does not report one. Needs no GIL: the table is C.
-  void* current_stream() const noexcept {
+  Stream current_stream() const noexcept {
     void* current = nullptr;
     if (results->find_stream == nullptr ||
         results->find_stream(nb::device::cuda::value, results->device, &current) != 0)
       return stream;
-    return current == nullptr ? reinterpret_cast<void*>(kLegacyStream) : current;
+    return current == nullptr ? reinterpret_cast<Stream>(kLegacyStream)
+                              : static_cast<Stream>(current);
   }
 };
 
@@ -58,7 +59,7 @@ TensorView view_of(nb::handle array, const char* what) {
 
 ep::Launch launch_on(std::uintptr_t stream) {
   ep::Launch launch;
-  launch.stream = reinterpret_cast<void*>(stream);
+  launch.stream = reinterpret_cast<Stream>(stream);
   return launch;
 }
 
@@ -74,8 +75,8 @@ nb::object dtype_of(nb::handle tensor) {
 }
 
 /// Computes on the host, from received indices, the counts that the GPU computes in a dispatch.
-void count_on_host(const ep::Dispatched& received, const ep::UnpackOptions& to, std::int64_t rows,
-                   std::int64_t top_k, std::int32_t alignment) {
+void count_on_host(const ep::detail::AnyDispatched& received, const ep::UnpackOptions& to,
+                   std::int64_t rows, std::int64_t top_k, std::int32_t alignment) {
   std::int32_t ends = 0;
   for (std::size_t rank = 0; rank < received.rows_per_source.size(); ++rank)
     to.source_ends.as<std::int32_t>()[rank] = ends +=
@@ -180,9 +181,9 @@ ep::Routing NormalCalls::route(const TensorView& indices, const ep::Launch& laun
 }
 
 ep::Handle NormalCalls::dispatch_rows(const TensorView& rows, const ep::Routing& routing,
-                                      const ep::DispatchOptions& options) {
+                                      const ep::detail::AnyDispatchOptions& options) {
   const nb::gil_scoped_release released;
-  return group_.dispatch(rows, routing, options).handle;
+  return ep::detail::dispatch(group_, rows, routing, options).handle;
 }
 
 void NormalCalls::expand(const ep::ExpandOptions& options) {
@@ -209,7 +210,7 @@ NormalCalls::Layout NormalCalls::layout(const TensorView& indices, const ep::Lau
 }
 
 NormalCalls::SideTensors NormalCalls::allocate_side(std::int64_t rows,
-                                                    const ep::DispatchOptions& options,
+                                                    const ep::detail::AnyDispatchOptions& options,
                                                     nb::handle scales, bool is_new,
                                                     Counts with_counts) {
   SideTensors made;
@@ -246,7 +247,8 @@ NormalCalls::SideTensors NormalCalls::allocate_side(std::int64_t rows,
   return made;
 }
 
-nb::object NormalCalls::take_x(ep::Dispatched& received, void* stream, bool stays) const {
+nb::object NormalCalls::take_x(ep::detail::AnyDispatched& received, Stream stream,
+                               bool stays) const {
   Tensor x = std::exchange(received.x, {});
   x.owner = std::make_shared<HeldResult>(results_, stream, std::move(x.owner));
   nb::object tensor = exchange_object(results_->type, x);
@@ -256,7 +258,7 @@ nb::object NormalCalls::take_x(ep::Dispatched& received, void* stream, bool stay
 }
 
 CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routing,
-                               const ep::Handle* handle, ep::DispatchOptions options,
+                               const ep::Handle* handle, ep::detail::AnyDispatchOptions options,
                                nb::handle scales, bool stays, bool clear_unused, Counts counts) {
   const bool is_new = handle == nullptr;
   options.transient = !stays;  // take_x copies the rows on the stream of the call
@@ -267,21 +269,21 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
   SideTensors side;
   if (known) side = allocate_side(count, options, scales, is_new, counts);
   side.to.launch.stream = options.launch.stream;
-  const auto fill = [&](const ep::Dispatched& received) {
+  const auto fill = [&](const ep::detail::AnyDispatched& received) {
     if (!side.any() && !clear_unused) return;
     ep::UnpackOptions to = side.to;
     to.clear_unused = clear_unused;
     const bool on_host = device_.kind == DeviceKind::host;
     if (on_host) to.source_ends = to.expert_counts = to.expert_ends = {};
-    group_.unpack(received, to);
+    ep::detail::unpack(group_, received, to);
     if (on_host && is_new && counts == Counts::yes)
       count_on_host(received, side.to, count, top_k_, options.expert_alignment);
   };
-  ep::Dispatched received;
+  ep::detail::AnyDispatched received;
   {
     const nb::gil_scoped_release released;
-    received =
-        is_new ? group_.dispatch(rows, *routing, options) : group_.dispatch(rows, *handle, options);
+    received = is_new ? ep::detail::dispatch(group_, rows, *routing, options)
+                      : ep::detail::dispatch(group_, rows, *handle, options);
     if (known) fill(received);
   }
   if (!known) {
@@ -307,7 +309,7 @@ CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle w
                                    std::int64_t worst_case_rows, bool stays, bool clear_unused,
                                    std::uintptr_t stream) {
   const TensorView rows = view_of(x, "x");
-  ep::DispatchOptions options;
+  ep::detail::AnyDispatchOptions options;
   options.weights = view_of(weights, "weights");
   options.worst_case_rows = worst_case_rows;
   options.launch = launch_on(stream);
@@ -352,8 +354,8 @@ bool NormalCalls::take_any_rows(TensorView& rows, nb::handle x, std::int64_t cou
 std::optional<CallReceived> NormalCalls::try_exchange(nb::handle x, nb::handle topk_idx,
                                                       nb::handle topk_weights,
                                                       std::int64_t worst_case_rows, bool copy_out) {
-  TensorView rows, indices;
-  ep::DispatchOptions options;
+  TensorView rows, indices, weights;
+  ep::detail::AnyDispatchOptions options;
   options.worst_case_rows = worst_case_rows;
   if (!tensors_.usable() || worst_case_rows < 0 || worst_case_rows > ranks_ * max_tokens_ ||
       !take_any_rows(rows, x, PlainTensors::kAny))
@@ -361,9 +363,10 @@ std::optional<CallReceived> NormalCalls::try_exchange(nb::handle x, nb::handle t
   const std::int64_t tokens = rows.shape[0];
   if (tokens > max_tokens_ ||
       !tensors_.take(indices, topk_idx, DataType::int64, {tokens, top_k_}) ||
-      !tensors_.take(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
+      !tensors_.take(weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
       !tensors_.follow(options.launch) || captured())
     return {};
+  options.weights = weights;
   ep::Routing routing;
   {
     const nb::gil_scoped_release released;

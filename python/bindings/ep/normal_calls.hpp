@@ -7,6 +7,8 @@
 // current stream; for any other argument they return None and have no effect.
 #pragma once
 
+#include <shoal/detail/ep_layouts.hpp>
+
 #include <nanobind/nanobind.h>
 
 #include <atomic>
@@ -103,11 +105,11 @@ class NormalCalls {
   /// Sends along a routing or a handle, whichever is given, and unpacks. stays: as in dispatch.
   enum class Counts : bool { no, yes };  ///< whether a layout has more than source_token
   CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
-                    ep::DispatchOptions options, nb::handle scales, bool stays,
+                    ep::detail::AnyDispatchOptions options, nb::handle scales, bool stays,
                     bool clear_unused = false, Counts counts = Counts::yes);
   /// A dispatch whose rows are not read, for its handle.
   ep::Handle dispatch_rows(const TensorView& rows, const ep::Routing& routing,
-                           const ep::DispatchOptions& options);
+                           const ep::detail::AnyDispatchOptions& options);
   void expand(const ep::ExpandOptions& options);
   /// A new tensor; columns < 0: of one dimension.
   nb::object empty(std::int64_t rows, std::int64_t columns, nb::handle dtype) {
@@ -131,10 +133,10 @@ class NormalCalls {
  private:
   struct SideTensors;
   bool captured() const;
-  SideTensors allocate_side(std::int64_t rows, const ep::DispatchOptions& options,
+  SideTensors allocate_side(std::int64_t rows, const ep::detail::AnyDispatchOptions& options,
                             nb::handle scales, bool is_new, Counts counts);
   bool take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const;
-  nb::object take_x(ep::Dispatched& received, void* stream, bool stays) const;
+  nb::object take_x(ep::detail::AnyDispatched& received, Stream stream, bool stays) const;
 
   ep::Group& group_;  ///< which results_ keeps
   PlainTensors tensors_;

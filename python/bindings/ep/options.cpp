@@ -129,7 +129,7 @@ ep::Launch launch_from(std::string_view call, const nb::kwargs& given) {
 
 void follow(ep::Launch& launch, const Group& group, const Input& main) {
   if (launch.stream != nullptr || !group.on_gpu || main.stream == kReady) return;
-  launch.stream = reinterpret_cast<void*>(main.stream);
+  launch.stream = reinterpret_cast<Stream>(main.stream);
 }
 
 }  // namespace shoal::python

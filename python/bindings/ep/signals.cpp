@@ -63,7 +63,7 @@ void poll(const Signals& all, double timeout) {
   throw nb::python_error();
 }
 
-void wait_on_stream([[maybe_unused]] const Signals& all, [[maybe_unused]] void* stream,
+void wait_on_stream([[maybe_unused]] const Signals& all, [[maybe_unused]] Stream stream,
                     [[maybe_unused]] double timeout) {
 #ifdef SHOAL_WITH_CUDA
   const cudaError_t status = ep::cuda::launch_wait_signals(
@@ -80,7 +80,7 @@ void wait_on_stream([[maybe_unused]] const Signals& all, [[maybe_unused]] void* 
 }  // namespace
 
 void Overlap::wait(const CallTensors& tensors, std::int64_t experts, std::int64_t rows,
-                   void* stream, const nb::object& used_here, double timeout) const {
+                   Stream stream, const nb::object& used_here, double timeout) const {
   native_assert(comp_signal.is_none() != src_signals.is_none(),
                 "{}: overlap=True needs either comp_signal or src_signals", kCall);
   Signals all{{}, {}, experts, 1, value_of(block_m), 0};

@@ -26,7 +26,7 @@ struct Overlap {
   /// use of a tensor on the current stream. timeout: in seconds. Raises RuntimeError for arguments
   /// that do not fit, and on the CPU TimeoutError where signals stay below their value; on a GPU
   /// the program's work there ends by a trap then.
-  void wait(const CallTensors& tensors, std::int64_t experts, std::int64_t rows, void* stream,
+  void wait(const CallTensors& tensors, std::int64_t experts, std::int64_t rows, Stream stream,
             const nb::object& used_here, double timeout) const;
 };
 

@@ -60,7 +60,8 @@ bool PlainTensors::follow(ep::Launch& launch) const {
     PyErr_Clear();
     return false;
   }
-  launch.stream = stream == nullptr ? reinterpret_cast<void*>(kLegacyStream) : stream;
+  launch.stream =
+      stream == nullptr ? reinterpret_cast<Stream>(kLegacyStream) : static_cast<Stream>(stream);
   return true;
 }
 

@@ -99,7 +99,7 @@ cuda::ElementType element_type(const char* what, DataType dtype) {
 template <typename OnHost, typename OnStream>
 void run(const char* what, const Team& team, const nb::object& stream, OnHost&& on_host,
          OnStream&& on_stream) {
-  void* const queue = stream_from(what, stream);
+  Stream const queue = stream_from(what, stream);
   const nb::gil_scoped_release released;  // other PEs may be threads of this process
   if (queue == nullptr) return on_host();
   on_stream(cuda::StreamCollectives(team, static_cast<cuda::Stream>(queue)));
@@ -138,8 +138,11 @@ void bind_copies(nb::module_& module) {
         of.check_equal();
         const std::size_t bytes = of.source.bytes();
         run(
-            of.call, of.team, stream, [&] { broadcast(of.team, of.to, of.from, bytes, root); },
-            [&](const cuda::StreamCollectives& on) { on.broadcast(of.to, of.from, bytes, root); });
+            of.call, of.team, stream,
+            [&] { broadcast_bytes(of.team, of.to, of.from, bytes, root); },
+            [&](const cuda::StreamCollectives& on) {
+              on.broadcast_bytes(of.to, of.from, bytes, root);
+            });
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(), nb::arg("root"),
       nb::arg("stream") = nb::none(),
@@ -155,8 +158,8 @@ void bind_copies(nb::module_& module) {
         of.check_blocks(of.source, of.target);
         const std::size_t bytes = of.source.bytes();
         run(
-            of.call, of.team, stream, [&] { all_gather(of.team, of.to, of.from, bytes); },
-            [&](const cuda::StreamCollectives& on) { on.all_gather(of.to, of.from, bytes); });
+            of.call, of.team, stream, [&] { all_gather_bytes(of.team, of.to, of.from, bytes); },
+            [&](const cuda::StreamCollectives& on) { on.all_gather_bytes(of.to, of.from, bytes); });
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
       nb::arg("stream") = nb::none(),
@@ -174,8 +177,8 @@ void bind_copies(nb::module_& module) {
                 of.team.size());
         const std::size_t bytes = of.source.bytes() / static_cast<std::size_t>(of.team.size());
         run(
-            of.call, of.team, stream, [&] { all_to_all(of.team, of.to, of.from, bytes); },
-            [&](const cuda::StreamCollectives& on) { on.all_to_all(of.to, of.from, bytes); });
+            of.call, of.team, stream, [&] { all_to_all_bytes(of.team, of.to, of.from, bytes); },
+            [&](const cuda::StreamCollectives& on) { on.all_to_all_bytes(of.to, of.from, bytes); });
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
       nb::arg("stream") = nb::none(),

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../docs.hpp"
-#include "shoal/cuda.hpp"
+#include "shoal/detail/stream_steps.hpp"
 #include "world.hpp"
 
 namespace shoal::python {
@@ -32,7 +32,7 @@ class StreamCalls {
   void check() const { cuda::check_failures(world_); }
 
   void barrier(std::uintptr_t stream, bool behind_other) const {
-    run(stream, [&](const cuda::StreamOperations& on) {
+    run(stream, [&](const shoal::detail::StreamSteps& on) {
       if (behind_other && on.stream() != other_) cuda::order(world_, other_, on.stream());
       on.barrier(team_);
     });
@@ -42,7 +42,7 @@ class StreamCalls {
                 std::uint64_t at_least, Pe pe, const SymmetricArray& target, std::size_t offset,
                 std::uintptr_t source, std::size_t bytes, const SymmetricArray& flags,
                 std::size_t flag, std::uint64_t value) const {
-    run(stream, [&](const cuda::StreamOperations& on) {
+    run(stream, [&](const shoal::detail::StreamSteps& on) {
       on.put_when(word(ready, index), at_least, {pe, target.offset + offset},
                   reinterpret_cast<const void*>(source), bytes, remote(flags, flag, pe), value);
     });
@@ -52,7 +52,7 @@ class StreamCalls {
                  std::uint64_t at_least, std::uintptr_t target, const SymmetricArray& source,
                  std::size_t offset, std::size_t bytes, Pe pe, const SymmetricArray& flags,
                  std::size_t flag, std::uint64_t value) const {
-    run(stream, [&](const cuda::StreamOperations& on) {
+    run(stream, [&](const shoal::detail::StreamSteps& on) {
       on.take_when(word(&ready, index), at_least, reinterpret_cast<void*>(target),
                    source.local.as<std::byte>() + offset, bytes, remote(flags, flag, pe), value);
     });
@@ -61,18 +61,18 @@ class StreamCalls {
   void put_to_all(std::uintptr_t stream, const SymmetricArray& places,
                   const std::vector<BlockTuple>& blocks, const SymmetricArray& flags,
                   std::size_t first, std::uint64_t value) const {
-    std::vector<cuda::Block> list;
+    std::vector<detail::StreamBlock> list;
     for (const auto& [source, offset, bytes, others_only] : blocks)
       list.push_back({places.local.as<std::byte>() + offset, reinterpret_cast<const void*>(source),
                       bytes, others_only});
-    behind(stream, [&](const cuda::StreamOperations& on) {
+    behind(stream, [&](const shoal::detail::StreamSteps& on) {
       on.put_to_all(team_, list, word(&flags, first), value);
     });
   }
 
   void wait_for_all(std::uintptr_t stream, const SymmetricArray& flags, std::size_t first,
                     std::uint64_t value) const {
-    run(stream, [&](const cuda::StreamOperations& on) {
+    run(stream, [&](const shoal::detail::StreamSteps& on) {
       on.wait_for_all(team_, word(&flags, first), value);
     });
   }
@@ -82,7 +82,7 @@ class StreamCalls {
                      std::int64_t per_row, std::uintptr_t target, std::uintptr_t words_table,
                      std::int64_t words, std::uintptr_t words_target, std::int64_t row_stride,
                      std::int64_t step) const {
-    behind(stream, [&](const cuda::StreamOperations& on) {
+    behind(stream, [&](const shoal::detail::StreamSteps& on) {
       on.fetch_entries({.part = part.local.data,
                         .entry_bytes = entry_bytes,
                         .entries_per_pe = entries_per_pe,
@@ -107,11 +107,11 @@ class StreamCalls {
     const nb::gil_scoped_release released;
     auto* const on = reinterpret_cast<cuda::Stream>(stream);
     if (stream > kLegacy || !shares_gpu_) {
-      work(cuda::StreamOperations(world_, on));
+      work(shoal::detail::StreamSteps(world_, on));
       return;
     }
     cuda::order(world_, on, other_);
-    work(cuda::StreamOperations(world_, other_));
+    work(shoal::detail::StreamSteps(world_, other_));
     cuda::order(world_, other_, on);
   }
 
@@ -121,7 +121,7 @@ class StreamCalls {
     const nb::gil_scoped_release released;
     auto* const before = reinterpret_cast<cuda::Stream>(stream);
     if (before != other_) cuda::order(world_, before, other_);
-    work(cuda::StreamOperations(world_, other_));
+    work(shoal::detail::StreamSteps(world_, other_));
   }
 
   /// A signal of this PE's heap; nullptr for nullptr.
@@ -143,7 +143,7 @@ class StreamCalls {
 void bind_stream_calls(nb::module_& module) {
   nb::class_<StreamCalls>(
       module, "StreamCalls",
-      "shoal::cuda::StreamOperations with the least host time, for callers that know the stream.\n\n"
+      "shoal::detail::StreamSteps with the least host time, for callers that know the stream.\n\n"
       "stream: a cudaStream_t, 1 for the legacy default stream. other: a stream of this object, "
       "which takes work that the legacy stream cannot have where PEs share a GPU. Addresses are "
       "numbers; signals are elements of int64 arrays of the heap. Failures of the GPU are raised by "
@@ -179,7 +179,7 @@ void bind_stream_calls(nb::module_& module) {
           nb::arg("entry_bytes"), nb::arg("entries_per_pe"), nb::arg("indices"), nb::arg("count"),
           nb::arg("per_row"), nb::arg("target"), nb::arg("words_table"), nb::arg("words"),
           nb::arg("words_target"), nb::arg("row_stride"), nb::arg("step"),
-          "Fetches entries of a table spread over the PEs, as shoal::cuda::EntryFetch says; on the "
+          "Fetches entries of a table spread over the PEs, as shoal::detail::EntryFetch says; on the "
           "other stream, after the work on `stream`."_doc);
 }
 

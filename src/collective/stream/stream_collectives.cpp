@@ -227,7 +227,7 @@ StreamCollectives::StreamCollectives(Team team, Stream stream)
     : team_(std::move(team)), stream_(stream) {
   (void)StreamOperations(team_.world(), stream);  // checks the stream
   // A GPU whose kernels cannot be loaded fails the calls that start one.
-  if (const memory::Device* const gpu = team_.state().world->memory().cuda(); gpu != nullptr)
+  if (const memory::Device* const gpu = state_of(team_).world->memory().cuda(); gpu != nullptr)
     (void)kernels::load_once(*gpu);
 }
 
@@ -235,8 +235,8 @@ void StreamCollectives::barrier() const {
   StreamOperations(team_.world(), stream_).barrier(team_);
 }
 
-void StreamCollectives::broadcast(void* target, const void* source, std::size_t bytes,
-                                  Pe root) const {
+void StreamCollectives::broadcast_bytes(void* target, const void* source, std::size_t bytes,
+                                        Pe root) const {
   const StreamCall call(team_, Operation::broadcast);
   require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
           "SHOAL-N445: broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root,
@@ -252,13 +252,15 @@ void StreamCollectives::broadcast(void* target, const void* source, std::size_t 
   });
 }
 
-void StreamCollectives::all_gather(void* target, const void* source, std::size_t bytes) const {
+void StreamCollectives::all_gather_bytes(void* target, const void* source,
+                                         std::size_t bytes) const {
   const StreamCall call(team_, Operation::all_gather);
   call.check_ranges(target, call.n_pes(), source, 1, bytes, 1, false, true);
   spread(call, stream_, target, source, bytes, true);
 }
 
-void StreamCollectives::all_to_all(void* target, const void* source, std::size_t bytes) const {
+void StreamCollectives::all_to_all_bytes(void* target, const void* source,
+                                         std::size_t bytes) const {
   const StreamCall call(team_, Operation::all_to_all);
   call.check_ranges(target, call.n_pes(), source, call.n_pes(), bytes, 1, false);
   spread(call, stream_, target, source, bytes, false);

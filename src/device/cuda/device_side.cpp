@@ -95,13 +95,14 @@ class CudaDeviceSide final : public DeviceSide {
                   launch_.pes_on_device == 1 && device_->compute_capability >= 90);
   }
   void transfer(Stream stream, const Transfer& transfer) const override;
-  void put_to_all(Stream stream, const device::Team& team, std::span<const cuda::Block> blocks,
-                  std::uint64_t* flags, std::uint64_t value) const override;
+  void put_to_all(Stream stream, const device::Team& team,
+                  std::span<const detail::StreamBlock> blocks, std::uint64_t* flags,
+                  std::uint64_t value) const override;
   void wait_for_all(Stream stream, const device::Team& team, const std::uint64_t* flags,
                     std::uint64_t value) const override {
     start("wait_for_all", kernels::wait_for_all, stream, world_, team, flags, value);
   }
-  void fetch_entries(Stream stream, const cuda::EntryFetch& fetch) const override {
+  void fetch_entries(Stream stream, const detail::EntryFetch& fetch) const override {
     start("fetch_entries", kernels::fetch_entries, stream, world_, fetch);
   }
   void order(Stream before, Stream after) const override;
@@ -438,20 +439,20 @@ void CudaDeviceSide::transfer(Stream stream, const Transfer& transfer) const {
 }
 
 void CudaDeviceSide::put_to_all(Stream stream, const device::Team& team,
-                                std::span<const cuda::Block> blocks, std::uint64_t* flags,
+                                std::span<const detail::StreamBlock> blocks, std::uint64_t* flags,
                                 std::uint64_t value) const {
   kernels::PutToAll put;
   put.flags = flags;
   put.value = value;
   std::size_t bytes = 0;
-  for (const cuda::Block& block : blocks) bytes += block.bytes;
+  for (const detail::StreamBlock& block : blocks) bytes += block.bytes;
   if (bytes <= kTransferBytes && blocks.size() <= kernels::PutToAll::kMaxBlocks) {
-    for (const cuda::Block& block : blocks) put.blocks[put.count++] = block;
+    for (const detail::StreamBlock& block : blocks) put.blocks[put.count++] = block;
   } else {
     for (Pe step = 1; step <= world_.n_pes; ++step) {
       const Pe pe = (world_.my_pe + step) % world_.n_pes;
       if ((team.members[pe / 64] >> (pe % 64) & 1) == 0) continue;
-      for (const cuda::Block& block : blocks) {
+      for (const detail::StreamBlock& block : blocks) {
         std::byte* const target = bases_[static_cast<std::size_t>(pe)] +
                                   (static_cast<std::byte*>(block.place) - world_.heap);
         const bool skipped = block.others_only && pe == world_.my_pe;

@@ -7,13 +7,14 @@
 #include <cstdint>
 
 #include "device/device_side.hpp"
+#include "shoal/detail/stream_steps.hpp"
 
 namespace shoal::detail::kernels {
 
 /// The parameters of put_to_all.
 struct PutToAll {
   static constexpr int kMaxBlocks = 16;
-  cuda::Block blocks[kMaxBlocks];
+  detail::StreamBlock blocks[kMaxBlocks];
   int count = 0;
   std::uint64_t* flags = nullptr;
   std::uint64_t value = 0;
@@ -50,7 +51,7 @@ const char* put_to_all(cuda::Stream stream, const device::World& world, const de
 const char* wait_for_all(cuda::Stream stream, const device::World& world, const device::Team& team,
                          const std::uint64_t* flags, std::uint64_t value);
 const char* fetch_entries(cuda::Stream stream, const device::World& world,
-                          const cuda::EntryFetch& fetch);
+                          const detail::EntryFetch& fetch);
 const char* post(cuda::Stream stream, const device::World& world, const Posts& posts,
                  std::uint64_t* ended);
 /// Runs in one block. As DeviceSide::fetch_block.

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!dd::is_member(team, pe)) return;
   std::byte* const base = dd::base_of(world, pe);
   for (int i = 0; i < put.count; ++i) {
-    const cuda::Block& block = put.blocks[i];
+    const detail::StreamBlock& block = put.blocks[i];
     std::byte* const target = base + (static_cast<std::byte*>(block.place) - world.heap);
     if (target != block.source && !(block.others_only && pe == world.my_pe))
       dd::copy<dd::Direction::get>(threadIdx.x, blockDim.x, target, block.source, block.bytes);
@@ -83,7 +83,7 @@ __device__ void record_bad_index(const device::World& world, std::int64_t i, std
 /// A warp copies a piece of an entry at a time; it loads the index of its next piece before.
 __global__ void __launch_bounds__(kFetchThreads)
     fetch_entries_kernel(const __grid_constant__ device::World world,
-                         const __grid_constant__ cuda::EntryFetch fetch, std::uint32_t pieces) {
+                         const __grid_constant__ detail::EntryFetch fetch, std::uint32_t pieces) {
   const auto lane = static_cast<unsigned>(threadIdx.x) % 32;
   const std::int64_t items = fetch.count * pieces;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * (kFetchThreads / 32);
@@ -155,7 +155,7 @@ const char* wait_for_all(cuda::Stream stream, const device::World& world, const 
 }
 
 const char* fetch_entries(cuda::Stream stream, const device::World& world,
-                          const cuda::EntryFetch& fetch) {
+                          const detail::EntryFetch& fetch) {
   const std::size_t pieces = (fetch.entry_bytes + kPiece - 1) / kPiece;
   const std::size_t warps = static_cast<std::size_t>(fetch.count) * pieces;
   const std::size_t blocks = std::clamp((warps + kFetchThreads / 32 - 1) / (kFetchThreads / 32),

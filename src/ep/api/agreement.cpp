@@ -43,7 +43,7 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
   std::shared_ptr<GroupState> state;
   const auto failure = shoal::detail::attempt(
       [&] { state = std::make_shared<GroupState>(team, options, place_group(team)); });
-  shoal::detail::TeamState& team_state = team.state();
+  shoal::detail::TeamState& team_state = state_of(team);
   const auto all = shoal::detail::exchange_outcomes(team_state, mine, failure, "ep group");
   for (Pe pe = 0; pe < team.size(); ++pe)
     shoal::detail::rethrow(all[pe].failure, team.world_pe(pe), failure);

@@ -27,9 +27,9 @@ template <typename Handle>
 GroupState& idle_group_for(const std::shared_ptr<GroupState>& state, const char* call,
                            const char* operation, const Handle& handle) {
   if (state != nullptr && handle.valid()) {
-    const auto made_by = handle.state()->group.lock();
+    const auto made_by = state_of(handle)->group.lock();
     if (made_by == nullptr || made_by->closed)
-      fail_closed_result(call, operation, handle.state()->epoch);
+      fail_closed_result(call, operation, state_of(handle)->epoch);
   }
   return idle_group(state, call);
 }

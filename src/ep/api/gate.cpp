@@ -138,7 +138,8 @@ class TokenGate {
 };
 
 /// Shapes and types.
-void check_inputs(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
+void check_inputs(const ConstTensorView& logits, const ConstTensorView& bias,
+                  const GateOptions& options) {
   options.validate();
   require(
       logits.dtype == DataType::float32 && logits.rank == 2 && logits.shape[1] == options.experts &&
@@ -158,7 +159,8 @@ void check_inputs(const TensorView& logits, const TensorView& bias, const GateOp
 }
 
 /// Values, which only the host reads.
-void check_values(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
+void check_values(const ConstTensorView& logits, const ConstTensorView& bias,
+                  const GateOptions& options) {
   for (std::int64_t i = 0; i < logits.size(); ++i)
     require(
         logits.as<float>()[i] < std::numeric_limits<float>::infinity(), Code::invalid_argument,
@@ -172,8 +174,8 @@ void check_values(const TensorView& logits, const TensorView& bias, const GateOp
             bias.as<float>()[e]);
 }
 
-void check_array(const char* name, const TensorView& array, DataType dtype,
-                 const TensorView& logits, const GateOptions& options) {
+void check_array(const char* name, const ConstTensorView& array, DataType dtype,
+                 const ConstTensorView& logits, const GateOptions& options) {
   require(
       array.dtype == dtype && array.rank == 2 && array.shape[0] == logits.shape[0] &&
           array.shape[1] == options.top_k && array.contiguous() && array.device == logits.device &&
@@ -184,8 +186,8 @@ void check_array(const char* name, const TensorView& array, DataType dtype,
       name, [&] { return array.describe(); }, name_of(dtype), logits.shape[0], options.top_k);
 }
 
-void gate_on_host(const TensorView& logits, const TensorView& bias, const GateOptions& options,
-                  const GateArrays& to) {
+void gate_on_host(const ConstTensorView& logits, const ConstTensorView& bias,
+                  const GateOptions& options, const GateArrays& to) {
   check_values(logits, bias, options);
   TokenGate gate_token(bias.defined() ? bias.as<float>() : nullptr, options);
   const auto experts = static_cast<std::size_t>(options.experts);
@@ -218,7 +220,7 @@ void GateOptions::validate() const {
           routed_scaling);
 }
 
-Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
+Gated gate(const ConstTensorView& logits, const ConstTensorView& bias, const GateOptions& options) {
   check_inputs(logits, bias, options);
   require(logits.device.kind == DeviceKind::host && bias.device.kind == DeviceKind::host,
           Code::unsupported,
@@ -231,7 +233,7 @@ Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& 
   return result;
 }
 
-void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+void gate(const ConstTensorView& logits, const ConstTensorView& bias, const GateOptions& options,
           const GateArrays& to) {
   check_inputs(logits, bias, options);
   require(!bias.defined() || bias.device == logits.device, Code::invalid_argument,

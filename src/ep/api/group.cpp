@@ -31,7 +31,7 @@ GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* cal
 
 GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* call) {
   GroupState& group = open_group(state, call);
-  group.team.state();  // throws where the world is closed
+  state_of(group.team);  // throws where the world is closed
   if (!group.failure.empty()) record_failure(group, group.failure);
   require(group.failure.empty(), Code::closed, "SHOAL-N511: {}: the group failed before: {}", call,
           group.failure);
@@ -126,7 +126,7 @@ Group::Group(const Team& team, const GroupOptions& options)
   state.map =
       detail::show_block(state, state.plan.staging ? "staging memory" : "heap", state.block_offset,
                          state.plan.bytes, state.peers, state.backend->regions());
-  shoal::detail::sync(team.state(), "ep group");
+  shoal::detail::sync(state_of(team), "ep group");
   state.world->closers().add(state_);
   shoal::detail::keep_in_children(state_);
   if (options.mask_failed) state.world->let_leave_early();
@@ -229,11 +229,11 @@ void Group::warmup() {
   group.statistics = before;
 }
 
-void* Group::stream() const {
+Stream Group::stream() const {
   return open_group(state_, "stream").backend->stream();
 }
 
-void Group::order_after(void* stream) const noexcept {
+void Group::order_after(Stream stream) const noexcept {
   if (state_ != nullptr && !state_->closed && state_->world->is_open())
     state_->backend->order_after(stream);
 }

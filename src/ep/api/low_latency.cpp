@@ -45,7 +45,8 @@ record::Operation operation_of(const PendingCombineState&) {
 }
 
 void forget_memory(LowLatencyDispatchOptions& options) {
-  options.expert_counts = options.wait_ns = options.weights = {};
+  options.expert_counts = options.wait_ns = {};
+  options.weights = {};
   options.launch = {};
 }
 void forget_memory(LowLatencyCombineOptions& options) {
@@ -119,7 +120,8 @@ GroupState& group_of(const std::shared_ptr<Pending>& pending, const char* call, 
 }  // namespace
 }  // namespace detail
 
-PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorView& topk_idx,
+PendingDispatch Group::low_latency_dispatch(const ConstTensorView& x,
+                                            const ConstTensorView& topk_idx,
                                             const LowLatencyDispatchOptions& options) {
   const char* call = "low_latency_dispatch";
   detail::GroupState& group = detail::idle_group(state_, call);
@@ -134,7 +136,7 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
       detail::receive_dropped_dispatches(group);
     detail::require_half(call, group.low_latency_dispatch_epoch,
                          group.low_latency_dispatch_received);
-    return PendingDispatch(
+    return shoal::detail::Access::make<PendingDispatch>(
         detail::owned_by_caller(group.backend->low_latency().dispatch(rows, topk_idx, options),
                                 &detail::GroupState::dropped_dispatches));
   });
@@ -158,21 +160,22 @@ LowLatencyReceived PendingDispatch::receive() {
   return group.backend->low_latency().receive(*state_);
 }
 
-PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView& topk_idx,
-                                          const TensorView& weights, const LowLatencyHandle& handle,
+PendingCombine Group::low_latency_combine(const ConstTensorView& y, const ConstTensorView& topk_idx,
+                                          const ConstTensorView& weights,
+                                          const LowLatencyHandle& handle,
                                           const LowLatencyCombineOptions& options) {
   const char* call = "low_latency_combine";
   detail::GroupState& group = detail::idle_group_for(state_, call, "low_latency_dispatch", handle);
   return detail::refusable(group, detail::CallKind::low_latency_combine, [&] {
-    detail::check_low_latency_combine(group, y, topk_idx, weights, handle.state().get(), options);
+    detail::check_low_latency_combine(group, y, topk_idx, weights, state_of(handle).get(), options);
     const Tensor rows = detail::aligned_rows(y);
     const detail::OperationScope scope(group, detail::record::Operation::low_latency_combine, true);
     if (!options.defer_receive ||
         group.low_latency_combine_epoch == group.low_latency_combine_received + 2)
       detail::receive_dropped_combines(group);
     detail::require_half(call, group.low_latency_combine_epoch, group.low_latency_combine_received);
-    PendingCombine pending(detail::owned_by_caller(
-        group.backend->low_latency().combine(rows, topk_idx, weights, handle.state(), options),
+    auto pending = shoal::detail::Access::make<PendingCombine>(detail::owned_by_caller(
+        group.backend->low_latency().combine(rows, topk_idx, weights, state_of(handle), options),
         &detail::GroupState::dropped_combines));
     group.combine_buffer = {};  // the next combine uses the other half
     return pending;

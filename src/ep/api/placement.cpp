@@ -26,13 +26,13 @@ std::vector<std::int32_t> domains_of(const Team& team,
 Nodes nodes_of(const Team& team) {
   std::vector<Pe> pes;
   for (std::int32_t rank = 0; rank < team.size(); ++rank) pes.push_back(team.world_pe(rank));
-  const auto& fabric = team.state().world->fabric();
+  const auto& fabric = state_of(team).world->fabric();
   return make_nodes(domains_of(team, fabric.host_domains()), pes, team.my_pe());
 }
 
 #ifdef SHOAL_WITH_CUDA
 bool all_reach(const Team& team) {
-  const auto domains = domains_of(team, team.state().world->fabric().heap_domains());
+  const auto domains = domains_of(team, state_of(team).world->fabric().heap_domains());
   return std::all_of(domains.begin(), domains.end(),
                      [&](auto domain) { return domain == domains.front(); });
 }
@@ -55,7 +55,7 @@ std::unique_ptr<Backend> make_host_backend(GroupState& state) {
 
 GroupPlacement place_group(const Team& team) {
 #ifdef SHOAL_WITH_CUDA
-  if (const auto* const gpu = team.state().world->memory().cuda(); gpu != nullptr) {
+  if (const auto* const gpu = state_of(team).world->memory().cuda(); gpu != nullptr) {
     const Device device{DeviceKind::cuda, gpu->device};
     if (all_reach(team)) return {device, one_node(team), cuda::make_backend};
     return {device, nodes_of(team), cuda::make_internode_backend};

@@ -51,10 +51,10 @@ class CudaBackend final : public detail::Backend {
     if (kernel_recorder_) kernel_recorder_->stop();
   }
   void release() override { low_latency_calls_.retire(); }
-  void* stream() const override { return group_.stream; }
+  Stream stream() const override { return group_.stream; }
   void synchronize() override { group_.synchronize(); }
   void drain() override { group_.drain(); }
-  void order_after(void* stream) noexcept override {
+  void order_after(Stream stream) noexcept override {
     group_.order_after(static_cast<cudaStream_t>(stream));
   }
 

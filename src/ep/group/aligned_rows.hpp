@@ -16,22 +16,25 @@ namespace shoal::ep::detail {
 /// Bytes. Tensor::empty has at least this alignment.
 inline constexpr std::uintptr_t kRowAlignment = 16;
 
-inline bool rows_aligned(const TensorView& rows) noexcept {
+inline bool rows_aligned(const ConstTensorView& rows) noexcept {
   return reinterpret_cast<std::uintptr_t>(rows.data) % kRowAlignment == 0;
+}
+
+/// A Tensor, of other memory or of none of its own, that is only read.
+inline Tensor for_reading(const ConstTensorView& view) {
+  return Tensor(TensorView(const_cast<void*>(view.data), view), nullptr);
 }
 
 /// `rows` themselves where they are aligned, else undefined host memory of that size.
 inline Tensor room_for_rows(const TensorView& rows) {
   if (rows_aligned(rows)) return Tensor(rows, nullptr);
   const Tensor memory = Tensor::empty(DataType::uint8, {static_cast<std::int64_t>(rows.bytes())});
-  TensorView view = rows;
-  view.data = memory.data;
-  return Tensor(view, memory.owner);
+  return Tensor(TensorView(memory.data, rows), memory.owner);
 }
 
-/// Contiguous `rows` themselves where they are aligned, else a copy.
-inline Tensor aligned_rows(const TensorView& rows) {
-  Tensor result = room_for_rows(rows);
+/// Contiguous `rows` themselves where they are aligned, else a copy. For reading.
+inline Tensor aligned_rows(const ConstTensorView& rows) {
+  Tensor result = room_for_rows(for_reading(rows));
   if (result.data != rows.data && rows.bytes() > 0)
     std::memcpy(result.data, rows.data, rows.bytes());
   return result;

@@ -22,7 +22,7 @@ std::string names(std::initializer_list<DataType> dtypes) {
   return fmt::format("{}", fmt::join(list, " or "));
 }
 
-bool has_shape(const TensorView& tensor, std::initializer_list<std::int64_t> shape) {
+bool has_shape(const ConstTensorView& tensor, std::initializer_list<std::int64_t> shape) {
   return tensor.rank == static_cast<int>(shape.size()) &&
          std::equal(shape.begin(), shape.end(), tensor.shape.begin());
 }
@@ -30,7 +30,7 @@ bool has_shape(const TensorView& tensor, std::initializer_list<std::int64_t> sha
 }  // namespace
 
 void check_tensor(const GroupState& group, const char* call, const char* name,
-                  const TensorView& tensor, std::initializer_list<std::int64_t> shape,
+                  const ConstTensorView& tensor, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DataType> dtypes) {
   const bool dtype_allowed = std::find(dtypes.begin(), dtypes.end(), tensor.dtype) != dtypes.end();
   require(
@@ -45,7 +45,7 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
           "SHOAL-N572: {}: {} has no data", call, name);
 }
 
-void check_row_address(const char* call, const char* name, const TensorView& rows) {
+void check_row_address(const char* call, const char* name, const ConstTensorView& rows) {
   require(
       rows.device.kind == DeviceKind::host || rows_aligned(rows), Code::invalid_argument,
       "SHOAL-N573: {}: {} starts at {}; rows in GPU memory must start at a multiple of {} bytes",
@@ -54,16 +54,16 @@ void check_row_address(const char* call, const char* name, const TensorView& row
 
 /// Like check_tensor, but rows in GPU memory may be strided, as the weights of received rows are.
 void check_rows_of(const GroupState& group, const char* call, const char* name,
-                   const TensorView& tensor, std::initializer_list<std::int64_t> shape,
+                   const ConstTensorView& tensor, std::initializer_list<std::int64_t> shape,
                    std::initializer_list<DataType> dtypes) {
-  TensorView rows = tensor;
+  ConstTensorView rows = tensor;
   if (group.device.kind == DeviceKind::cuda && rows.rank == 2 && rows.strides[0] >= rows.shape[1])
     rows.strides[0] = rows.shape[1];
   check_tensor(group, call, name, rows, shape, dtypes);
 }
 
 void check_routing(const GroupState& group, const Routing& routing) {
-  const RoutingState* const state = routing.state.get();
+  const RoutingState* const state = state_of(routing).get();
   require(state != nullptr && state->shape.ranks == group.shape.ranks &&
               state->shape.experts == group.shape.experts &&
               state->shape.top_k == group.shape.top_k,
@@ -97,7 +97,7 @@ void check_launch(const GroupState& group, const char* call, const Launch& launc
 
 void check_route_options(const GroupState& group, std::int64_t tokens,
                          const RouteOptions& options) {
-  const auto check = [&](const char* name, const TensorView& array,
+  const auto check = [&](const char* name, const ConstTensorView& array,
                          std::initializer_list<std::int64_t> shape, DataType dtype) {
     if (array.defined()) check_tensor(group, "route", name, array, shape, {dtype});
   };
@@ -111,7 +111,7 @@ void check_route_options(const GroupState& group, std::int64_t tokens,
         DataType::int32);
 }
 
-void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens) {
+void check_rows(const GroupState& group, const ConstTensorView& x, std::int64_t tokens) {
   require(
       group.shape.max_tokens > 0, Code::invalid_argument,
       "SHOAL-N578: dispatch: this group was made without normal mode (GroupOptions.max_tokens is "
@@ -131,14 +131,14 @@ void check_rows(const GroupState& group, const TensorView& x, std::int64_t token
   check_row_address("dispatch", "x", x);
 }
 
-void check_dispatch_options(const GroupState& group, const TensorView& x,
-                            const DispatchOptions& options, const HandleState* cached) {
+void check_dispatch_options(const GroupState& group, const ConstTensorView& x,
+                            const AnyDispatchOptions& options, const HandleState* cached) {
   const std::int64_t tokens = x.shape[0];
   check_launch(group, "dispatch", options.launch);
   if (options.weights.defined())
     check_tensor(group, "dispatch", "DispatchOptions.weights", options.weights,
                  {tokens, group.shape.top_k}, {DataType::float32});
-  if (const TensorView& scales = options.scales; scales.defined()) {
+  if (const ConstTensorView& scales = options.scales; scales.defined()) {
     require(
         scales.rank == 2 && scales.shape[0] == tokens && scales.shape[1] >= 1 &&
             scales.shape[1] <= group.shape.max_scales &&
@@ -182,7 +182,7 @@ void check_dispatch_options(const GroupState& group, const TensorView& x,
           : "ranks * GroupOptions.max_tokens");
 }
 
-void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,
+void check_combine(const GroupState& group, const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& options) {
   const std::int64_t hidden = group.shape.hidden, tokens = handle.routing->tokens;
   check_launch(group, "combine", options.launch);
@@ -219,7 +219,7 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
   require(options.bias.size() <= 2, Code::invalid_argument,
           "SHOAL-N583: combine: CombineOptions.bias has {} tensors; at most 2 are allowed",
           options.bias.size());
-  for (const TensorView& bias : options.bias) {
+  for (const ConstTensorView& bias : options.bias) {
     check_tensor(group, "combine", "CombineOptions.bias", bias, {tokens, hidden}, {y.dtype});
     check_row_address("combine", "a tensor of CombineOptions.bias", bias);
   }
@@ -244,15 +244,15 @@ void check_low_latency_mode(const GroupState& group, const char* call) {
 
 namespace {
 
-void check_wait_ns(const GroupState& group, const char* call, const TensorView& wait_ns) {
+void check_wait_ns(const GroupState& group, const char* call, const ConstTensorView& wait_ns) {
   if (wait_ns.defined())
     check_tensor(group, call, "wait_ns", wait_ns, {group.shape.ranks}, {DataType::int64});
 }
 
 }  // namespace
 
-void check_low_latency_dispatch(const GroupState& group, const TensorView& x,
-                                const TensorView& topk_idx,
+void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& x,
+                                const ConstTensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options) {
   const char* call = "low_latency_dispatch";
   check_low_latency_mode(group, call);
@@ -276,8 +276,8 @@ void check_low_latency_dispatch(const GroupState& group, const TensorView& x,
                  {DataType::float32});
 }
 
-void check_low_latency_combine(const GroupState& group, const TensorView& y,
-                               const TensorView& topk_idx, const TensorView& weights,
+void check_low_latency_combine(const GroupState& group, const ConstTensorView& y,
+                               const ConstTensorView& topk_idx, const ConstTensorView& weights,
                                const LowLatencyHandleState* handle,
                                const LowLatencyCombineOptions& options) {
   const char* call = "low_latency_combine";

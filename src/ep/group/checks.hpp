@@ -4,17 +4,18 @@
 #pragma once
 
 #include "ep/group/state.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 
 namespace shoal::ep::detail {
 
 /// Requires a contiguous tensor of the given shape and of one of the dtypes, on the device of the
 /// group's memory.
 void check_tensor(const GroupState& group, const char* call, const char* name,
-                  const TensorView& tensor, std::initializer_list<std::int64_t> shape,
+                  const ConstTensorView& tensor, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DataType> dtypes);
 
 /// Requires rows in GPU memory to start at a multiple of 16 bytes (aligned_rows.hpp).
-void check_row_address(const char* call, const char* name, const TensorView& rows);
+void check_row_address(const char* call, const char* name, const ConstTensorView& rows);
 
 /// The arrays of a route of so many tokens.
 void check_route_options(const GroupState& group, std::int64_t tokens, const RouteOptions& options);
@@ -24,18 +25,18 @@ void check_route_options(const GroupState& group, std::int64_t tokens, const Rou
 /// fields are copies for the caller.
 void check_routing(const GroupState& group, const Routing& routing);
 void check_launch(const GroupState& group, const char* call, const Launch& launch);
-void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens);
+void check_rows(const GroupState& group, const ConstTensorView& x, std::int64_t tokens);
 /// `cached`: the handle whose layout is reused, if any.
-void check_dispatch_options(const GroupState& group, const TensorView& x,
-                            const DispatchOptions& options, const HandleState* cached = nullptr);
-void check_combine(const GroupState& group, const TensorView& y, const HandleState& handle,
+void check_dispatch_options(const GroupState& group, const ConstTensorView& x,
+                            const AnyDispatchOptions& options, const HandleState* cached = nullptr);
+void check_combine(const GroupState& group, const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& options);
 void check_low_latency_mode(const GroupState& group, const char* call);
-void check_low_latency_dispatch(const GroupState& group, const TensorView& x,
-                                const TensorView& topk_idx,
+void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& x,
+                                const ConstTensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options);
-void check_low_latency_combine(const GroupState& group, const TensorView& y,
-                               const TensorView& topk_idx, const TensorView& weights,
+void check_low_latency_combine(const GroupState& group, const ConstTensorView& y,
+                               const ConstTensorView& topk_idx, const ConstTensorView& weights,
                                const LowLatencyHandleState* handle,
                                const LowLatencyCombineOptions& options);
 

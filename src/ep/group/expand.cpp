@@ -14,14 +14,15 @@ namespace {
 constexpr const char* kCall = "expand";
 constexpr std::size_t kUnit = 16;  // rows are copied in such units
 
-void check_rows_of(const GroupState& group, const char* name, const TensorView& tensor,
+void check_rows_of(const GroupState& group, const char* name, const ConstTensorView& tensor,
                    std::int64_t rows, std::int64_t columns, DataType dtype) {
   check_tensor(group, kCall, name, tensor, {rows, columns}, {dtype});
   check_row_address(kCall, name, tensor);
 }
 
 void check_scales(const GroupState& group, const ExpandOptions& options) {
-  const TensorView &from = options.scales, &to = options.out_scales;
+  const ConstTensorView& from = options.scales;
+  const TensorView& to = options.out_scales;
   require(
       from.defined() == to.defined(), Code::invalid_argument,
       "SHOAL-N582: expand: ExpandOptions.scales and out_scales are given together or not at all");
@@ -58,7 +59,8 @@ void check_numbers(const ExpandOptions& options, std::int64_t slots) {
 
 void check_expand(const GroupState& group, const ExpandOptions& options) {
   const auto& shape = group.shape;
-  const TensorView &x = options.x, &out = options.out;
+  const ConstTensorView& x = options.x;
+  const TensorView& out = options.out;
   require(
       x.rank == 2 && out.rank == 2, Code::invalid_argument,
       "SHOAL-N570: expand: ExpandOptions.x is {}, out {}; both must have two dimensions",
@@ -122,7 +124,8 @@ void expand_on_host(const ExpandOptions& options) {
                          ? next[static_cast<std::size_t>(expert)]++
                          : -1;
     }
-  const TensorView &scales = options.scales, &out_scales = options.out_scales;
+  const ConstTensorView& scales = options.scales;
+  const TensorView& out_scales = options.out_scales;
   const auto set_scales = [&](std::int64_t to, const std::uint32_t* from) {
     for (std::int64_t s = 0; scales.defined() && s < scales.shape[1]; ++s)
       out_scales.as<std::uint32_t>()[to * out_scales.strides[0] + s * out_scales.strides[1]] =

@@ -12,14 +12,15 @@
 #include <vector>
 
 #include "ep/group/pending.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 #include "shoal/memory_map.hpp"
 
 namespace shoal::ep::detail {
 
 /// The arguments of one dispatch.
 struct DispatchCall {
-  const TensorView& x;
-  const DispatchOptions& options;
+  const ConstTensorView& x;
+  const AnyDispatchOptions& options;
   std::shared_ptr<const RoutingState> routing;
   std::shared_ptr<const HandleState> cached{};  ///< handle whose layout is reused, or nullptr
 
@@ -52,23 +53,23 @@ struct Mode {
 
 struct NormalMode : Mode {
   using Mode::Mode;
-  virtual Routing route(const TensorView& topk_idx, const RouteOptions& options) = 0;
-  virtual Dispatched dispatch(const DispatchCall& call) = 0;
-  virtual void unpack(const Dispatched& received, const UnpackOptions& to) = 0;
+  virtual Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) = 0;
+  virtual AnyDispatched dispatch(const DispatchCall& call) = 0;
+  virtual void unpack(const AnyDispatched& received, const UnpackOptions& to) = 0;
   virtual void expand(const ExpandOptions& options) = 0;
-  virtual Combined combine(const TensorView& y, const HandleState& handle,
+  virtual Combined combine(const ConstTensorView& y, const HandleState& handle,
                            const CombineOptions& options) = 0;
 };
 
 struct LowLatencyMode : Mode {
   using Mode::Mode;
   virtual std::shared_ptr<PendingDispatchState> dispatch(
-      const TensorView& x, const TensorView& topk_idx,
+      const ConstTensorView& x, const ConstTensorView& topk_idx,
       const LowLatencyDispatchOptions& options) = 0;
   virtual bool ready(const PendingDispatchState& pending) = 0;
   virtual LowLatencyReceived receive(PendingDispatchState& pending) = 0;
   virtual std::shared_ptr<PendingCombineState> combine(
-      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const ConstTensorView& y, const ConstTensorView& topk_idx, const ConstTensorView& weights,
       const std::shared_ptr<const LowLatencyHandleState>& handle,
       const LowLatencyCombineOptions& options) = 0;
   virtual bool ready(const PendingCombineState& pending) = 0;
@@ -111,10 +112,10 @@ class Backend {
   /// The record keeps what kernels have counted so far: the world is about to close, or the group
   /// has returned its memory.
   virtual void stop_counting() noexcept {}
-  virtual void* stream() const { return nullptr; }
+  virtual Stream stream() const { return nullptr; }
   virtual void synchronize() {}
   /// Orders later calls after the work queued on a stream so far. Any thread.
-  virtual void order_after(void*) noexcept {}
+  virtual void order_after(Stream) noexcept {}
   /// Waits for queued work like synchronize, but throws only if the group has failed.
   virtual void drain() {}
 

@@ -21,7 +21,7 @@ std::vector<Pe> pes_of(const Team& team) {
 }
 
 std::int64_t hosts_of(const Team& team) {
-  const auto& placement = team.state().world->placement();
+  const auto& placement = state_of(team).world->placement();
   std::set<std::int32_t> hosts;
   for (const Pe pe : pes_of(team)) hosts.insert(placement.host_of[static_cast<std::size_t>(pe)]);
   return static_cast<std::int64_t>(hosts.size());
@@ -33,7 +33,7 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
                        const GroupPlacement& placement)
     : team(owner),
       options(wanted),
-      world(owner.state().world),
+      world(state_of(owner).world),
       me(owner.my_pe()),
       device(placement.device),
       nodes(placement.nodes),

@@ -8,7 +8,7 @@
 
 namespace shoal::ep::detail {
 
-std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const Dispatched& received,
+std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatched& received,
                                        const UnpackOptions& to) {
   constexpr const char* kCall = "unpack";
   std::vector<ArrayCopy> copies;

@@ -14,7 +14,7 @@ struct ArrayCopy {
 
 /// The copies that the call asks for. Throws Error{invalid_argument} where `received` lacks the
 /// array, or where dtype, shape or device differ.
-std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const Dispatched& received,
+std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatched& received,
                                        const UnpackOptions& to);
 /// Host memory, one or two dimensions, any strides.
 void copy_array(const ArrayCopy& copy);

@@ -22,7 +22,7 @@ namespace shoal::ep::host {
 namespace {
 
 /// Sets the rows of a result that hold no token to 0.
-void clear_unused(const Dispatched& received) {
+void clear_unused(const detail::AnyDispatched& received) {
   const TensorView& x = received.x;
   const std::int64_t used = received.handle.received_rows();
   const std::size_t row_bytes = static_cast<std::size_t>(x.shape[1]) * size_of(x.dtype);
@@ -34,11 +34,11 @@ class Normal final : public detail::NormalMode {
  public:
   explicit Normal(HostGroup& group) : NormalMode(detail::BackendKind::host), group_(group) {}
 
-  Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
-  Dispatched dispatch(const detail::DispatchCall& call) override;
-  void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) override;
+  detail::AnyDispatched dispatch(const detail::DispatchCall& call) override;
+  void unpack(const detail::AnyDispatched& received, const UnpackOptions& to) override;
   void expand(const ExpandOptions& options) override { detail::expand_on_host(options); }
-  Combined combine(const TensorView& y, const HandleState& handle,
+  Combined combine(const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& options) override;
 
  private:
@@ -50,7 +50,8 @@ class LowLatency final : public detail::LowLatencyMode {
   explicit LowLatency(HostGroup& group)
       : LowLatencyMode(detail::BackendKind::host), group_(group) {}
 
-  std::shared_ptr<PendingDispatchState> dispatch(const TensorView& x, const TensorView& topk_idx,
+  std::shared_ptr<PendingDispatchState> dispatch(const ConstTensorView& x,
+                                                 const ConstTensorView& topk_idx,
                                                  const LowLatencyDispatchOptions& options) override;
   bool ready(const PendingDispatchState& pending) override {
     return all_sent(pending.sent_at, group_.layout.slots_sent, pending.handle->epoch);
@@ -59,7 +60,7 @@ class LowLatency final : public detail::LowLatencyMode {
     return committed(group_, [&] { return low_latency_dispatch_receive(group_, pending); });
   }
   std::shared_ptr<PendingCombineState> combine(
-      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const ConstTensorView& y, const ConstTensorView& topk_idx, const ConstTensorView& weights,
       const std::shared_ptr<const LowLatencyHandleState>& handle,
       const LowLatencyCombineOptions& options) override;
   bool ready(const PendingCombineState& pending) override {
@@ -131,40 +132,39 @@ void copy_routing(const Routing& routing, const RouteOptions& to) {
   const auto copy = [](const std::vector<std::int32_t>& from, const TensorView& array) {
     if (array.defined()) std::copy(from.begin(), from.end(), array.as<std::int32_t>());
   };
-  copy(routing.tokens_per_rank, to.tokens_per_rank);
-  copy(routing.tokens_per_expert, to.tokens_per_expert);
-  copy(routing.tokens_per_node, to.tokens_per_node);
+  copy(routing.counts->tokens_per_rank, to.tokens_per_rank);
+  copy(routing.counts->tokens_per_expert, to.tokens_per_expert);
+  copy(routing.counts->tokens_per_node, to.tokens_per_node);
   if (!to.is_token_in_rank.defined()) return;
   auto* const in_rank = to.is_token_in_rank.as<std::uint8_t>();
-  const auto ranks = static_cast<std::int64_t>(routing.tokens_per_rank.size());
+  const auto ranks = static_cast<std::int64_t>(routing.counts->tokens_per_rank.size());
   std::fill_n(in_rank, routing.tokens() * ranks, std::uint8_t{0});
   for (std::int64_t token = 0; token < routing.tokens(); ++token)
-    for (const detail::Copy& sent : routing.state->copies_of(token))
+    for (const detail::Copy& sent : state_of(routing)->copies_of(token))
       in_rank[token * ranks + sent.rank] = 1;
 }
 
-Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
+Routing Normal::route(const ConstTensorView& topk_idx, const RouteOptions& options) {
   const auto& shape = group_.state.shape;
   const std::int64_t most = std::max(shape.max_tokens, shape.low_latency_max_tokens);
   auto state = detail::make_routing(detail::checked_topk(topk_idx, shape, most, "route"), shape);
-  Routing routing;
-  routing.topk_idx = state->topk_idx;
-  routing.tokens_per_rank = state->tokens_per_rank;
-  routing.tokens_per_expert = state->tokens_per_expert;
   const auto& nodes = group_.state.nodes;
-  routing.tokens_per_node = detail::count_by_node(*state, nodes.node_of, nodes.count);
-  routing.state = std::move(state);
+  auto routing = shoal::detail::Access::make<Routing>(state);
+  routing.topk_idx = state->topk_idx;
+  routing.counts = {.tokens_per_rank = state->tokens_per_rank,
+                    .tokens_per_node = detail::count_by_node(*state, nodes.node_of, nodes.count),
+                    .tokens_per_expert = state->tokens_per_expert};
   copy_routing(routing, options);
   return routing;
 }
 
-void Normal::unpack(const Dispatched& received, const UnpackOptions& to) {
+void Normal::unpack(const detail::AnyDispatched& received, const UnpackOptions& to) {
   for (const auto& copy : detail::unpacked_arrays(group_.state, received, to))
     detail::copy_array(copy);
   if (to.clear_unused) clear_unused(received);
 }
 
-Dispatched Normal::dispatch(const detail::DispatchCall& call) {
+detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
   return committed(group_, [&] {
     const DispatchPlan plan = notify(group_, call);
     dispatch_send(group_, call, plan);
@@ -173,7 +173,7 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   });
 }
 
-Combined Normal::combine(const TensorView& y, const HandleState& handle,
+Combined Normal::combine(const ConstTensorView& y, const HandleState& handle,
                          const CombineOptions& options) {
   if (options.topk_rows.defined() || options.topk_idx.defined()) {
     const ExpertOutput output = prepare_expert_output(y, options, &group_.workers);
@@ -191,7 +191,8 @@ Combined Normal::combine(const TensorView& y, const HandleState& handle,
 }
 
 std::shared_ptr<PendingDispatchState> LowLatency::dispatch(
-    const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& options) {
+    const ConstTensorView& x, const ConstTensorView& topk_idx,
+    const LowLatencyDispatchOptions& options) {
   auto pending = std::make_shared<PendingDispatchState>();
   pending->group = group_.state.shared_from_this();
   pending->options = options;
@@ -206,7 +207,7 @@ std::shared_ptr<PendingDispatchState> LowLatency::dispatch(
 }
 
 std::shared_ptr<PendingCombineState> LowLatency::combine(
-    const TensorView& y, const TensorView&, const TensorView& weights,
+    const ConstTensorView& y, const ConstTensorView&, const ConstTensorView& weights,
     const std::shared_ptr<const LowLatencyHandleState>& handle,
     const LowLatencyCombineOptions& options) {
   auto pending = std::make_shared<PendingCombineState>();
@@ -291,7 +292,7 @@ void warm_normal(Group& group, const GroupOptions& options) {
       if (!options.combine_staging) return;
       y = zeros(DataType::bfloat16, {received.x.shape[0], options.hidden});
     }
-    group.combine(y, received.handle, {.weights = received.topk_weights});
+    group.combine(y, received.handle, {.weights = *received.topk_weights});
   }
 }
 
@@ -321,7 +322,7 @@ void HostBackend::warmup(Group& group) {
   // A rank that is slow in the above must not be masked for it.
   if (group_.state.options.mask_failed &&
       std::ranges::count(group_.masked, 0) == group_.state.shape.ranks)
-    shoal::detail::sync(group_.state.team.state(), "ep group warm-up");
+    shoal::detail::sync(state_of(group_.state.team), "ep group warm-up");
   if (options.max_tokens > 0) warm_normal(group, options);
   if (options.low_latency_max_tokens > 0) warm_low_latency(group, options);
 }

@@ -47,7 +47,7 @@ T& of_backend(Base& state, const char* call) {
 
 /// Requires a tensor on the device of the group's memory. Throws Error{invalid_argument}.
 inline void check_device(const Device& home, const char* call, const char* name,
-                         const TensorView& tensor) {
+                         const ConstTensorView& tensor) {
   const auto where = [](const Device& device) {
     return [&device] {
       return device.kind == DeviceKind::host ? std::string("on the host")

@@ -11,19 +11,19 @@ namespace shoal::ep {
 
 bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
   require(
-      state != nullptr && token >= 0 && token < state->tokens && rank >= 0 &&
-          rank < state->shape.ranks,
+      state_ != nullptr && token >= 0 && token < state_->tokens && rank >= 0 &&
+          rank < state_->shape.ranks,
       Code::invalid_argument,
       "SHOAL-N602: is_token_in_rank(token {}, rank {}); this routing has {} tokens and {} ranks",
-      token, rank, state ? state->tokens : 0, state ? state->shape.ranks : 0);
-  if (state->read_experts != nullptr) {
+      token, rank, state_ ? state_->tokens : 0, state_ ? state_->shape.ranks : 0);
+  if (state_->read_experts != nullptr) {
     std::int64_t experts[kMaxTopK];
-    state->read_experts(*state, token, experts);
-    return std::any_of(experts, experts + state->shape.top_k, [&](std::int64_t expert) {
-      return expert >= 0 && expert / state->shape.local_experts == rank;
+    state_->read_experts(*state_, token, experts);
+    return std::any_of(experts, experts + state_->shape.top_k, [&](std::int64_t expert) {
+      return expert >= 0 && expert / state_->shape.local_experts == rank;
     });
   }
-  const auto copies = state->copies_of(token);
+  const auto copies = state_->copies_of(token);
   return std::any_of(copies.begin(), copies.end(),
                      [rank](const detail::Copy& copy) { return copy.rank == rank; });
 }
@@ -42,7 +42,7 @@ std::int32_t ranks_by_last_topk_slot(std::span<const std::int64_t> experts,
   return count;
 }
 
-void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& device,
+void check_topk(const ConstTensorView& topk_idx, const Shape& shape, const Device& device,
                 std::int64_t max_tokens, const char* call) {
   require(
       topk_idx.rank == 2 && topk_idx.shape[1] == shape.top_k && topk_idx.contiguous() &&
@@ -59,7 +59,7 @@ void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& de
           "SHOAL-N572: {}: topk_idx has no data", call);
 }
 
-Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens,
+Tensor checked_topk(const ConstTensorView& topk_idx, const Shape& shape, std::int64_t max_tokens,
                     const char* call) {
   check_topk(topk_idx, shape, Device{}, max_tokens, call);
   const std::int64_t tokens = topk_idx.shape[0];

@@ -74,7 +74,7 @@ std::int32_t ranks_by_last_topk_slot(std::span<const std::int64_t> experts,
 
 /// Checks the shape, type and device of [tokens, top_k] indices, not their values. Throws
 /// Error{invalid_argument}.
-void check_topk(const TensorView& topk_idx, const Shape& shape, const Device& device,
+void check_topk(const ConstTensorView& topk_idx, const Shape& shape, const Device& device,
                 std::int64_t max_tokens, const char* call);
 
 /// Indices that load all experts evenly, without duplicates in a row: int64 [tokens, top_k] on the
@@ -83,7 +83,7 @@ Tensor even_topk(std::int64_t tokens, std::int32_t top_k, std::int32_t experts);
 
 /// Checks [tokens, top_k] int64 or int32 indices on the host and returns them as int64. Throws
 /// Error{invalid_argument}.
-Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens,
+Tensor checked_topk(const ConstTensorView& topk_idx, const Shape& shape, std::int64_t max_tokens,
                     const char* call);
 
 /// Tokens for each node, of which a token counts once; `node_of`: by rank.

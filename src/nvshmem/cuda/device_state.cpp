@@ -18,7 +18,7 @@ namespace shoal::nvshmem {
 using memory::cuda::address;
 
 DeviceTeams::DeviceTeams(const World& world, std::size_t slots) : world_(world), slots_(slots) {
-  const memory::Device& device = *world_.state().memory().cuda();
+  const memory::Device& device = *state_of(world_).memory().cuda();
   const memory::cuda::Driver& driver = memory::cuda::driver();
   const auto n = static_cast<std::size_t>(world_.n_pes());
   const std::size_t bytes = slots * (sizeof(DeviceTeam) + n * sizeof(Pe));
@@ -32,14 +32,15 @@ DeviceTeams::DeviceTeams(const World& world, std::size_t slots) : world_(world),
 }
 
 DeviceTeams::~DeviceTeams() {
-  const memory::Device* const device = world_.is_open() ? world_.state().memory().cuda() : nullptr;
+  const memory::Device* const device =
+      world_.is_open() ? state_of(world_).memory().cuda() : nullptr;
   if (device == nullptr) return;
   device->activate();
   memory::cuda::driver().mem_free(address(memory_));
 }
 
 void DeviceTeams::copy(std::byte* target, const void* source, std::size_t bytes) const {
-  const memory::Device& device = *world_.state().memory().cuda();
+  const memory::Device& device = *state_of(world_).memory().cuda();
   const memory::cuda::Driver& driver = memory::cuda::driver();
   device.activate();
   memory::cuda::check(driver, driver.copy(address(target), address(source), bytes, device.stream),

@@ -47,14 +47,15 @@ class Check {
     for (std::size_t root = 0; root < n_; ++root) {
       const bool in_place = root % 2 == 1;
       fill(bytes);
-      broadcast(team_, in_place ? source() : target(), source(), bytes, static_cast<Pe>(root));
+      broadcast_bytes(team_, in_place ? source() : target(), source(), bytes,
+                      static_cast<Pe>(root));
       expect(in_place ? 0 : room_, of(root, bytes), "broadcast");
     }
     fill(bytes);
-    all_gather(team_, target(), source(), bytes);
+    all_gather_bytes(team_, target(), source(), bytes);
     for (std::size_t pe = 0; pe < n_; ++pe) expect(room_ + pe * bytes, of(pe, bytes), "all_gather");
     fill(n_ * bytes);
-    all_to_all(team_, target(), source(), bytes);
+    all_to_all_bytes(team_, target(), source(), bytes);
     for (std::size_t pe = 0; pe < n_; ++pe)
       expect(room_ + pe * bytes, part(of(pe, n_ * bytes), me_ * bytes, bytes), "all_to_all");
     int calls = static_cast<int>(n_) + 2;

@@ -181,14 +181,14 @@ void CollectiveCheck::broadcast(const Team& team, std::size_t bytes, Pe root, st
   clear_target();
   std::byte* from = in_place ? target() : source();
   load(from, contents(team.my_pe()));
-  shoal::broadcast(team, target(), from, bytes, root);
+  shoal::broadcast_bytes(team, target(), from, bytes, root);
   expect_target(contents(root), target(), "broadcast");
 }
 
 void CollectiveCheck::all_gather(const Team& team, std::size_t bytes, std::uint64_t seed) {
   clear_target();
   load(source(), random_bytes(bytes, pe_seed(seed, static_cast<std::size_t>(team.my_pe()))));
-  shoal::all_gather(team, target(), source(), bytes);
+  shoal::all_gather_bytes(team, target(), source(), bytes);
   Bytes expected;
   for (std::size_t pe = 0; pe < static_cast<std::size_t>(team.size()); ++pe) {
     const Bytes block = random_bytes(bytes, pe_seed(seed, pe));
@@ -201,7 +201,7 @@ void CollectiveCheck::all_to_all(const Team& team, std::size_t bytes, std::uint6
   const auto n = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.my_pe());
   clear_target();
   load(source(), random_bytes(bytes * n, pe_seed(seed, me)));
-  shoal::all_to_all(team, target(), source(), bytes);
+  shoal::all_to_all_bytes(team, target(), source(), bytes);
   Bytes expected;
   for (std::size_t pe = 0; pe < n; ++pe) {
     const Bytes sent = random_bytes(bytes * n, pe_seed(seed, pe));
@@ -234,8 +234,8 @@ void CollectiveCheck::all_to_all_v(const Team& team, std::size_t max_bytes, std:
     std::copy(received.begin(), received.end(),
               expected.begin() + static_cast<std::ptrdiff_t>(receive_offsets[other]));
   }
-  shoal::all_to_all_v(team, target(), receive_bytes, receive_offsets, source(), send_bytes,
-                      send_offsets);
+  shoal::all_to_all_v_bytes(team, target(), receive_bytes, receive_offsets, source(), send_bytes,
+                            send_offsets);
   expect_target(expected, target(), "all_to_all_v");
 }
 

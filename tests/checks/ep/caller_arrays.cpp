@@ -2,6 +2,8 @@
 #include "checks/ep/caller_arrays.hpp"
 
 #include <fmt/format.h>
+#include <array>
+#include <optional>
 
 #include <algorithm>
 #include <cstring>
@@ -122,51 +124,57 @@ void check_route_arrays(ep::Group& group, const EpCase& c, const TensorMover& te
 
 namespace {
 
-/// The arrays of an UnpackOptions, each with its field of Dispatched.
-struct UnpackField {
-  const char* name;
-  Tensor ep::Dispatched::* field;
-  TensorView ep::UnpackOptions::* array;
-};
-constexpr UnpackField kUnpackFields[] = {
-    {"scales", &ep::Dispatched::scales, &ep::UnpackOptions::scales},
-    {"topk_idx", &ep::Dispatched::topk_idx, &ep::UnpackOptions::topk_idx},
-    {"topk_weights", &ep::Dispatched::topk_weights, &ep::UnpackOptions::topk_weights},
-    {"source_token", &ep::Dispatched::source_token, &ep::UnpackOptions::source_token},
-    {"expert_counts", &ep::Dispatched::expert_counts, &ep::UnpackOptions::expert_counts},
-    {"expert_ends", &ep::Dispatched::expert_ends, &ep::UnpackOptions::expert_ends},
-    {"source_ends", &ep::Dispatched::source_ends, &ep::UnpackOptions::source_ends},
-};
+/// The arrays of an UnpackOptions, each with the result that it takes.
+template <typename Result>
+auto unpack_fields_of(const Result& got) {
+  struct Field {
+    const char* name;
+    std::optional<Tensor> result;
+    TensorView ep::UnpackOptions::* array;
+  };
+  using To = ep::UnpackOptions;
+  const auto counts = got.device_counts.value_or(ep::DeviceCounts());
+  std::optional<Tensor> per_expert;
+  if (got.device_counts) per_expert = counts.tokens_per_expert;
+  return std::array<Field, 7>{{{"scales", got.scales, &To::scales},
+                               {"topk_idx", got.topk_idx, &To::topk_idx},
+                               {"topk_weights", got.topk_weights, &To::topk_weights},
+                               {"source_token", got.source_token, &To::source_token},
+                               {"expert_counts", per_expert, &To::expert_counts},
+                               {"expert_ends", counts.expert_ends, &To::expert_ends},
+                               {"source_ends", counts.source_ends, &To::source_ends}}};
+}
 
 /// Unpacks the fields of which `chosen` has the bits to arrays of these strides. They must hold the
 /// elements of the fields, and nothing outside them may be written.
-void unpack_fields(ep::Group& group, const ep::Dispatched& got, unsigned chosen, Strides strides,
+template <typename Result>
+void unpack_fields(ep::Group& group, const Result& got, unsigned chosen, Strides strides,
                    const TensorMover& tensors, const EpCase& c) {
+  const auto fields = unpack_fields_of(got);
   std::vector<CallerArray> arrays;
   ep::UnpackOptions to;
-  for (std::size_t f = 0; f < std::size(kUnpackFields); ++f) {
-    const Tensor& field = got.*kUnpackFields[f].field;
-    if ((chosen >> f & 1) == 0 || !field.defined()) continue;
+  for (std::size_t f = 0; f < fields.size(); ++f) {
+    if ((chosen >> f & 1) == 0 || !fields[f].result) continue;
+    const Tensor& field = *fields[f].result;
     arrays.emplace_back(tensors, field.dtype, extents_of(field), strides);
-    to.*kUnpackFields[f].array = arrays.back().view();
+    to.*fields[f].array = arrays.back().view();
   }
   group.unpack(got, to);
   group.synchronize();
   auto array = arrays.begin();
-  for (std::size_t f = 0; f < std::size(kUnpackFields); ++f) {
-    const Tensor& field = got.*kUnpackFields[f].field;
-    if ((chosen >> f & 1) == 0 || !field.defined()) continue;
-    (array++)->expect_elements(named(kUnpackFields[f].name, c), field);
-  }
+  for (std::size_t f = 0; f < fields.size(); ++f)
+    if ((chosen >> f & 1) != 0 && fields[f].result)
+      (array++)->expect_elements(named(fields[f].name, c), *fields[f].result);
 }
 
-void unpack_everyhow(ep::Group& group, const ep::Dispatched& got, const TensorMover& tensors,
+template <typename Result>
+void unpack_everyhow(ep::Group& group, const Result& got, const TensorMover& tensors,
                      const EpCase& c) {
-  constexpr unsigned kAll = (1U << std::size(kUnpackFields)) - 1;
+  const std::size_t fields = unpack_fields_of(got).size();
   for (const Strides strides :
        {Strides::contiguous, Strides::padded, Strides::columns, Strides::sparse})
-    unpack_fields(group, got, kAll, strides, tensors, c);
-  for (std::size_t f = 0; f < std::size(kUnpackFields); ++f)
+    unpack_fields(group, got, (1U << fields) - 1, strides, tensors, c);
+  for (std::size_t f = 0; f < fields; ++f)
     unpack_fields(group, got, 1U << f, Strides::contiguous, tensors, c);
   unpack_fields(group, got, 0, Strides::contiguous, tensors, c);
 }
@@ -239,11 +247,8 @@ void check_unpack(ep::Group& group, const EpCase& c, const TensorMover& tensors)
   }
   const ep::Dispatched bare = group.dispatch(in.x, routing);
   unpack_everyhow(group, bare, tensors, c);
-  const ep::Dispatched by_expert = group.dispatch(in.x, routing,
-                                                  {.weights = in.weights,
-                                                   .scales = in.scales,
-                                                   .expert_alignment = kAlignment,
-                                                   .expert_major = true});
+  const ep::ExpertMajorDispatched by_expert = group.dispatch_expert_major(
+      in.x, routing, {.weights = in.weights, .scales = in.scales, .alignment = kAlignment});
   unpack_everyhow(group, by_expert, tensors, c);
 }
 
@@ -284,8 +289,8 @@ void check_all_weights(ep::Group& group, const EpCase& c, const TensorMover& ten
     const CallerArray unpacked(tensors, DataType::float32, {got->x.shape[0], c.top_k});
     group.unpack(*got, {.topk_weights = unpacked.view()});
     const auto combine = [&](const TensorView& topk_idx) {
-      return group.combine(got->x, got->handle, {.weights = unpacked.view(), .topk_idx = topk_idx})
-          .topk_weights;
+      return *group.combine(got->x, got->handle, {.weights = unpacked.view(), .topk_idx = topk_idx})
+                  .topk_weights;
     };
     const CallerArray idx(tensors, DataType::int64, {first.x.shape[0], c.top_k});
     group.unpack(first, {.topk_idx = idx.view()});
@@ -438,13 +443,13 @@ void check_combine_arrays(ep::Group& group, const EpCase& c, const TensorMover& 
                     weighted ? "weights " : "", out ? "out " : "", out_weights ? "out_weights" : "",
                     c.describe());
     expect(!out || combined.x.data == sums_here.view().data, "x is not `out`, " + which);
-    expect(!out_weights || combined.topk_weights.data == weights_here.view().data,
+    expect(!out_weights || combined.topk_weights->data == weights_here.view().data,
            "topk_weights is not `out_weights`, " + which);
-    expect(combined.topk_weights.defined() == weighted, "topk_weights, " + which);
+    expect(combined.topk_weights.has_value() == weighted, "topk_weights, " + which);
     sums_here.expect_values("out, " + which, sums, out);
     weights_here.expect_values("out_weights, " + which, weights, out_weights);
     expect_tensor("sums, " + which, tensors, combined.x, sums);
-    if (weighted) expect_tensor("weights, " + which, tensors, combined.topk_weights, weights);
+    if (weighted) expect_tensor("weights, " + which, tensors, *combined.topk_weights, weights);
   }
 }
 
@@ -461,7 +466,7 @@ void check_combine_without_rows(ep::Group& group, const EpCase& c, const TensorM
   group.synchronize();
   expect_tensor(named("sums of no rows", c), tensors, combined.x,
                 std::vector<std::uint16_t>(c.tokens(me) * c.hidden));
-  expect_tensor(named("weights of no rows", c), tensors, combined.topk_weights,
+  expect_tensor(named("weights of no rows", c), tensors, *combined.topk_weights,
                 std::vector<float>(c.tokens(me) * c.top_k));
 }
 

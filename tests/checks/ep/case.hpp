@@ -101,7 +101,7 @@ struct ExpectedDispatch {
 ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank);
 
 /// The rows that rank `rank` must receive in the expert-major layout
-/// (DispatchOptions.expert_major).
+/// (Group::dispatch_expert_major).
 struct ExpectedExpertMajor {
   std::vector<std::int32_t> source_rank, source_token, topk_slot;  ///< per row; -1 between blocks
   std::vector<std::int64_t> topk_idx;   ///< per row: local expert; -1 between blocks

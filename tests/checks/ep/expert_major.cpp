@@ -43,18 +43,19 @@ class ExpertMajorRound::Round {
     std::copy(topk_idx.begin(), topk_idx.end(), host_topk_.as<std::int64_t>());
   }
 
-  ep::Dispatched dispatch(const ep::Handle& cached) {
+  ep::ExpertMajorDispatched dispatch(const ep::Handle& cached) {
     const Inputs in = inputs();
-    const ep::DispatchOptions options = dispatch_options(in);
-    const ep::Dispatched got =
-        cached.valid() ? group_.dispatch(in.x, cached, options)
-                       : group_.dispatch(in.x, group_.route(tensors_.upload(host_topk_)), options);
+    const ep::ExpertMajorOptions options = dispatch_options(in);
+    const ep::ExpertMajorDispatched got =
+        cached.valid() ? group_.dispatch_expert_major(in.x, cached, options)
+                       : group_.dispatch_expert_major(
+                             in.x, group_.route(tensors_.upload(host_topk_)), options);
     check(got, cached.valid());
     return got;
   }
   void change_rows(std::uint64_t salt) { salt_ = salt; }
 
-  void combine(const ep::Dispatched& got) const {
+  void combine(const ep::ExpertMajorDispatched& got) const {
     const std::size_t element = size_of(call_.output_dtype);
     Tensor output = Tensor::empty(call_.output_dtype, {got.x.shape[0], case_.hidden});
     if (output.bytes() > 0)
@@ -77,7 +78,7 @@ class ExpertMajorRound::Round {
     }
     ep::CombineOptions options;
     options.launch.sms = call_.sms;
-    if (call_.weights) options.weights = got.topk_weights;
+    if (call_.weights) options.weights = *got.topk_weights;
     std::vector<Tensor> biases;
     for (int b = 0; b < call_.biases; ++b) {
       Tensor bias = zeros(call_.output_dtype, {tokens_, case_.hidden});
@@ -141,12 +142,11 @@ class ExpertMajorRound::Round {
     return in;
   }
 
-  ep::DispatchOptions dispatch_options(const Inputs& in) const {
-    ep::DispatchOptions options;
+  ep::ExpertMajorOptions dispatch_options(const Inputs& in) const {
+    ep::ExpertMajorOptions options;
     options.weights = in.weights;
     options.scales = in.scales;
-    options.expert_major = true;
-    options.expert_alignment = call_.alignment;
+    options.alignment = call_.alignment;
     options.worst_case_rows = call_.worst_case ? most() : 0;
     options.copy_out = call_.copy_out;
     options.launch.sms = call_.sms;
@@ -157,7 +157,7 @@ class ExpertMajorRound::Round {
            case_.local_experts() * (call_.alignment - 1);
   }
 
-  void check(const ep::Dispatched& got, bool cached) const {
+  void check(const ep::ExpertMajorDispatched& got, bool cached) const {
     const std::int64_t rows = wanted_.rows(), all = call_.worst_case ? most() : rows;
     const std::string where =
         " (" + case_.describe() + fmt::format(", alignment {})", call_.alignment);
@@ -165,53 +165,59 @@ class ExpertMajorRound::Round {
                got.x.shape[1] == case_.hidden,
            "x is " + got.x.describe() + where);
     const bool sizes_here = got.x.device.kind == DeviceKind::host || !call_.worst_case;
-    expect(got.rows == (sizes_here ? rows : -1),
-           fmt::format("rows is {}, expected {}{}", got.rows, rows, where));
-    expect(got.handle.received_rows() == got.rows, "received_rows() differs from rows");
+    expect(got.rows == (sizes_here ? std::optional(rows) : std::nullopt),
+           fmt::format("rows is {}, expected {}{}", got.rows.value_or(-1), rows, where));
+    expect(got.handle.received_rows() == got.rows.value_or(-1),
+           "received_rows() differs from rows");
+    expect(got.handle.expert_major(), "the handle is not of an expert-major layout");
     expect(
-        got.rows_per_source == (sizes_here ? wanted_.rows_per_source : std::vector<std::int64_t>{}),
+        got.rows_per_source == (sizes_here ? std::optional(wanted_.rows_per_source) : std::nullopt),
         "rows_per_source differs" + where);
-    expect(got.tokens_per_expert == (call_.worst_case || cached ? std::vector<std::int64_t>{}
-                                                                : wanted_.tokens_per_expert),
-           "tokens_per_expert differs" + where);
+    expect(
+        got.tokens_per_expert ==
+            (call_.worst_case || cached ? std::nullopt : std::optional(wanted_.tokens_per_expert)),
+        "tokens_per_expert differs" + where);
+    expect(got.device_counts.has_value() == (got.x.device.kind == DeviceKind::cuda),
+           "device_counts" + where);
     compare("expert_first_row" + where, got.expert_first_row, DataType::int32, wanted_.first_row);
-    if (got.row_count.defined())
-      compare("row_count" + where, got.row_count, DataType::int32,
+    if (got.device_counts)
+      compare("row_count" + where, got.device_counts->rows, DataType::int32,
               std::vector{static_cast<std::int32_t>(rows)});
 
-    if (got.expert_counts.defined()) {
+    if (got.device_counts) {
       std::vector<std::int32_t> counts(case_.local_experts());
       for (const std::int64_t local : wanted_.topk_idx)
         if (local >= 0) ++counts[local];
-      compare("expert_counts" + where, got.expert_counts, DataType::int32, counts);
+      compare("expert_counts" + where, got.device_counts->tokens_per_expert, DataType::int32,
+              counts);
     }
 
-    expect(got.topk_idx.defined() == !cached && got.source_token.defined() == !cached,
+    expect(got.topk_idx.has_value() == !cached && got.source_token.has_value() == !cached,
            "topk_idx and source_token must be set without a cached handle, and only then");
     if (!cached) {
       auto idx = wanted_.topk_idx;
       idx.resize(all, -1);
-      expect(got.topk_idx.rank == 2 && got.topk_idx.shape[1] == 1,
-             "topk_idx is " + got.topk_idx.describe());
-      compare("topk_idx" + where, got.topk_idx, DataType::int64, idx);
+      expect(got.topk_idx->rank == 2 && got.topk_idx->shape[1] == 1,
+             "topk_idx is " + got.topk_idx->describe());
+      compare("topk_idx" + where, *got.topk_idx, DataType::int64, idx);
       auto tokens = wanted_.source_token;
       tokens.resize(all, -1);
-      compare("source_token" + where, got.source_token, DataType::int32, tokens);
+      compare("source_token" + where, *got.source_token, DataType::int32, tokens);
     }
-    expect(got.topk_weights.defined() == call_.weights, "topk_weights");
+    expect(got.topk_weights.has_value() == call_.weights, "topk_weights");
     if (call_.weights) {
       auto weights = wanted_.weights;
       weights.resize(all, 0.0F);
-      expect(got.topk_weights.rank == 2 && got.topk_weights.shape[1] == 1,
-             "topk_weights is " + got.topk_weights.describe());
-      compare("topk_weights" + where, got.topk_weights, DataType::float32, weights);
+      expect(got.topk_weights->rank == 2 && got.topk_weights->shape[1] == 1,
+             "topk_weights is " + got.topk_weights->describe());
+      compare("topk_weights" + where, *got.topk_weights, DataType::float32, weights);
     }
     check_rows(got, where);
   }
 
-  void check_rows(const ep::Dispatched& got, const std::string& where) const {
+  void check_rows(const ep::ExpertMajorDispatched& got, const std::string& where) const {
     const Tensor x = tensors_.download(got.x);
-    const Tensor scales = call_.scales > 0 ? tensors_.download(got.scales) : Tensor();
+    const Tensor scales = call_.scales > 0 ? tensors_.download(*got.scales) : Tensor();
     std::vector<std::byte> row(row_bytes());
     for (std::int64_t i = 0; i < wanted_.rows(); ++i) {
       const std::int32_t source = wanted_.source_rank[i], token = wanted_.source_token[i];
@@ -273,9 +279,9 @@ class ExpertMajorRound::Round {
                                     ch, case_.describe(), call_.alignment);
                });
       }
-    expect(combined.topk_weights.defined() == call_.weights, "combined weights");
+    expect(combined.topk_weights.has_value() == call_.weights, "combined weights");
     if (!call_.weights) return;
-    const Tensor weights = tensors_.download(combined.topk_weights);
+    const Tensor weights = tensors_.download(*combined.topk_weights);
     const auto given = case_.weights(me_);
     for (std::size_t i = 0; i < given.size(); ++i)
       expect(weights.as<float>()[i] == (topk_idx[i] >= 0 ? given[i] : 0.0F),
@@ -297,10 +303,10 @@ ExpertMajorRound::ExpertMajorRound(ep::Group& group, const EpCase& c, const Expe
                                    TensorMover tensors)
     : round_(std::make_unique<Round>(group, c, call, std::move(tensors))) {}
 ExpertMajorRound::~ExpertMajorRound() = default;
-ep::Dispatched ExpertMajorRound::dispatch(const ep::Handle& cached) {
+ep::ExpertMajorDispatched ExpertMajorRound::dispatch(const ep::Handle& cached) {
   return round_->dispatch(cached);
 }
-void ExpertMajorRound::combine(const ep::Dispatched& got) {
+void ExpertMajorRound::combine(const ep::ExpertMajorDispatched& got) {
   round_->combine(got);
 }
 void ExpertMajorRound::change_rows(std::uint64_t salt) {
@@ -335,10 +341,10 @@ void check_expert_major(ep::Group& group, const EpCase& c, const ExpertMajorCall
                         const TensorMover& tensors) {
   ExpertMajorRound round(group, c, call, tensors);
   ep::Handle layout;
-  ep::Dispatched first;
+  ep::ExpertMajorDispatched first;
   for (int i = 0; i <= call.cached; ++i) {
     round.change_rows(c.seed * 131 + static_cast<std::uint64_t>(i));
-    ep::Dispatched got = round.dispatch(layout);
+    ep::ExpertMajorDispatched got = round.dispatch(layout);
     round.combine(got);
     if (i > 0) continue;
     first = std::move(got);

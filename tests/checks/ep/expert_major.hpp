@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expert_major.hpp: compares the expert-major layout of a dispatch (DispatchOptions.expert_major)
+// expert_major.hpp: compares the expert-major layout of a dispatch (Group::dispatch_expert_major)
 // and its combine, on any backend, bit by bit with the naive reference of case.hpp. Every
 // difference throws.
 #pragma once
@@ -51,8 +51,8 @@ class ExpertMajorRound {
   ExpertMajorRound& operator=(const ExpertMajorRound&) = delete;
 
   /// Makes a new route, or reuses the layout of an earlier dispatch of this round.
-  ep::Dispatched dispatch(const ep::Handle& cached = {});
-  void combine(const ep::Dispatched& got);
+  ep::ExpertMajorDispatched dispatch(const ep::Handle& cached = {});
+  void combine(const ep::ExpertMajorDispatched& got);
   /// Changes the rows, scales, expert output and biases of the following calls.
   void change_rows(std::uint64_t salt);
 

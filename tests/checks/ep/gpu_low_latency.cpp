@@ -71,7 +71,7 @@ ep::PendingDispatch GpuLowLatencyRound::send() {
 
 void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
   const bool quantized = call_.quantize != ep::Quantize::none;
-  expect(got.scales.defined() == quantized, "scales are " + got.scales.describe());
+  expect(got.scales.has_value() == quantized, "scales are " + got.scales->describe());
   expect(got.x.dtype == (quantized ? DataType::float8_e4m3 : DataType::bfloat16),
          "x is " + got.x.describe());
   owner_.settle();
@@ -81,8 +81,8 @@ void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
   host_.source_token = owner_.tensors.download(got.source_token);
   host_.layout = owner_.tensors.download(got.layout);
   if (quantized) {
-    const Tensor stored = owner_.tensors.download(as_stored(got.scales));
-    TensorView view = got.scales;
+    const Tensor stored = owner_.tensors.download(as_stored(*got.scales));
+    TensorView view = *got.scales;
     view.data = stored.data;
     view.device = {};
     host_.scales = Tensor(view, stored.owner);
@@ -148,7 +148,7 @@ void GpuLowLatencyRound::poison(const ep::LowLatencyReceived& got) {
   for (const TensorView& tensor : {TensorView(got.x), TensorView(got.counts),
                                    TensorView(got.source_token), TensorView(got.layout)})
     owner_.tensors.poison(as_rows(tensor));
-  if (got.scales.defined()) owner_.tensors.poison(as_rows(as_stored(got.scales)));
+  if (got.scales.has_value()) owner_.tensors.poison(as_rows(as_stored(*got.scales)));
 }
 
 void GpuLowLatencyRound::poison_out() {

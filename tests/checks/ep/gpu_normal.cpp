@@ -303,7 +303,7 @@ void GpuRound::write_expert_output(const ep::Dispatched& got) {
 ep::Combined GpuRound::combine(const ep::Dispatched& got) {
   ep::CombineOptions options;
   options.launch = call_.combine;
-  if (call_.weights && call_.combine_weights) options.weights = got.topk_weights;
+  if (call_.weights && call_.combine_weights) options.weights = *got.topk_weights;
   for (const Tensor& bias : biases_) options.bias.push_back(bias);
   if (call_.out) options.out = first_rows(out_, tokens_);
   return owner_.group.combine(y_, got.handle, options);
@@ -321,13 +321,14 @@ void GpuRound::check(const ep::Routing& routing) {
   for (std::int64_t t = 0; t < tokens_; ++t)
     for (const std::int32_t node : nodes_of(case_, ranks_of(case_, topk.data() + t * case_.top_k)))
       ++per_node[node];
-  expect(routing.tokens_per_rank.empty() && routing.tokens_per_expert.empty() &&
-             routing.tokens_per_node.empty(),
-         "a routing on a GPU has counts on the host");
+  expect(!routing.counts && routing.device_counts, "a routing on a GPU has counts on the host");
   expect_values(owner_.tensors, "Routing.topk_idx", routing.topk_idx, topk);
-  expect_values(owner_.tensors, "Routing.rank_counts", routing.rank_counts, per_rank);
-  expect_values(owner_.tensors, "Routing.expert_counts", routing.expert_counts, per_expert);
-  expect_values(owner_.tensors, "Routing.node_counts", routing.node_counts, per_node);
+  expect_values(owner_.tensors, "tokens_per_rank", routing.device_counts->tokens_per_rank,
+                per_rank);
+  expect_values(owner_.tensors, "tokens_per_expert", routing.device_counts->tokens_per_expert,
+                per_expert);
+  expect_values(owner_.tensors, "tokens_per_node", routing.device_counts->tokens_per_node,
+                per_node);
 }
 
 void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case_layout) {
@@ -341,22 +342,24 @@ void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case
     expect(got.x.shape[0] == worst, "x does not have worst_case_rows rows");
   else if (sizes_here)
     expect(got.x.shape[0] == rows(), fmt::format("x has {} rows, not {}", got.x.shape[0], rows()));
-  expect(got.rows == (sizes_here ? rows() : -1),
-         fmt::format("rows is {}, expected {}", got.rows, rows()));
-  expect(got.handle.valid() && got.handle.received_rows() == got.rows,
+  expect(got.rows == (sizes_here ? std::optional(rows()) : std::nullopt),
+         fmt::format("rows is {}, expected {}", got.rows.value_or(-1), rows()));
+  expect(got.handle.valid() && got.handle.received_rows() == got.rows.value_or(-1),
          "received_rows() differs from rows");
   expect(
-      got.rows_per_source == (sizes_here ? expected_.rows_per_source : std::vector<std::int64_t>{}),
+      got.rows_per_source == (sizes_here ? std::optional(expected_.rows_per_source) : std::nullopt),
       "rows_per_source differs");
   std::vector<std::int64_t> aligned;
   const std::int64_t alignment = call_.dispatch.expert_alignment;
   if (worst == 0 && !from_cache)
     for (const std::int64_t tokens : expected_.tokens_per_expert)
       aligned.push_back((tokens + alignment - 1) / alignment * alignment);
-  expect(got.tokens_per_expert == aligned, "tokens_per_expert differs");
-  expect_values(owner_.tensors, "row_count", got.row_count,
+  expect(
+      got.tokens_per_expert == (worst == 0 && !from_cache ? std::optional(aligned) : std::nullopt),
+      "tokens_per_expert differs");
+  expect_values(owner_.tensors, "row_count", got.device_counts->rows,
                 std::vector{static_cast<std::int32_t>(rows())});
-  expect_values(owner_.tensors, "expert_counts", got.expert_counts,
+  expect_values(owner_.tensors, "expert_counts", got.device_counts->tokens_per_expert,
                 std::vector<std::int32_t>(expected_.tokens_per_expert.begin(),
                                           expected_.tokens_per_expert.end()));
   check_side(got, from_cache);
@@ -366,10 +369,11 @@ void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case
 void GpuRound::check_side(const ep::Dispatched& got, bool from_cache) {
   const std::int64_t filler = (got.x.shape[0] - rows()) * case_.top_k;
   const bool filled = call_.dispatch.worst_case_rows > 0;
-  const auto table = [&](const char* name, const Tensor& tensor, bool expected, DataType dtype,
-                         std::int64_t columns) {
-    expect(tensor.defined() == expected, fmt::format("{} is {}", name, tensor.describe()));
+  const auto table = [&](const char* name, const std::optional<Tensor>& given, bool expected,
+                         DataType dtype, std::int64_t columns) {
+    expect(given.has_value() == expected, fmt::format("{} is given: {}", name, given.has_value()));
     if (!expected) return false;
+    const Tensor& tensor = *given;
     expect(tensor.dtype == dtype && tensor.shape[0] == got.x.shape[0] &&
                tensor.device == owner_.tensors.device(),
            fmt::format("{} is {}", name, tensor.describe()));
@@ -380,24 +384,24 @@ void GpuRound::check_side(const ep::Dispatched& got, bool from_cache) {
   if (table("topk_idx", got.topk_idx, !from_cache, DataType::int64, case_.top_k)) {
     std::vector<std::int64_t> wanted = expected_.topk_idx;
     wanted.insert(wanted.end(), filler, -1);
-    expect_values(owner_.tensors, "topk_idx", got.topk_idx, wanted);
+    expect_values(owner_.tensors, "topk_idx", *got.topk_idx, wanted);
   }
   if (table("topk_weights", got.topk_weights, call_.weights, DataType::float32, case_.top_k)) {
     std::vector<float> wanted = expected_.weights;
     if (filled) wanted.insert(wanted.end(), filler, 0.0F);
     expect_values(owner_.tensors, "topk_weights",
-                  filled ? TensorView(got.topk_weights) : first_rows(got.topk_weights, rows()),
+                  filled ? TensorView(*got.topk_weights) : first_rows(*got.topk_weights, rows()),
                   wanted);
   }
   if (table("source_token", got.source_token, !from_cache, DataType::int32, 1))
-    expect_values(owner_.tensors, "source_token", first_rows(got.source_token, rows()),
+    expect_values(owner_.tensors, "source_token", first_rows(*got.source_token, rows()),
                   expected_.source_token);
   if (table("scales", got.scales, call_.scales > 0, call_.scale_dtype, call_.scales)) {
     std::vector<std::uint32_t> wanted;
     for (std::int64_t i = 0; i < rows(); ++i)
       for (std::int64_t s = 0; s < call_.scales; ++s)
         wanted.push_back(scale_of(salt_, expected_.source_rank[i], expected_.source_token[i], s));
-    expect_values(owner_.tensors, "scales", first_rows(got.scales, rows()), wanted);
+    expect_values(owner_.tensors, "scales", first_rows(*got.scales, rows()), wanted);
   }
 }
 
@@ -465,18 +469,20 @@ void GpuRound::check(const ep::Combined& got) {
     expect_same(fmt::format("combined token {} ({})", t, case_.describe()), fetched.row(t),
                 wanted.data(), wanted.size(), element);
   }
-  expect(got.topk_weights.defined() == (call_.weights && call_.combine_weights),
+  expect(got.topk_weights.has_value() == (call_.weights && call_.combine_weights),
          "combined weights");
-  if (!got.topk_weights.defined()) return;
+  if (!got.topk_weights.has_value()) return;
   std::vector<float> back = case_.weights(owner_.me);
   back.resize(topk.size());
   for (std::size_t i = 0; i < back.size(); ++i)
     if (topk[i] < 0) back[i] = 0;
-  expect_values(owner_.tensors, "combined weights", got.topk_weights, back);
+  expect_values(owner_.tensors, "combined weights", *got.topk_weights, back);
 }
 
 void GpuRound::poison(const ep::Dispatched& got) {
-  for (const Tensor& tensor : {got.x, got.topk_idx, got.topk_weights, got.source_token, got.scales})
+  for (const Tensor& tensor :
+       {got.x, got.topk_idx.value_or(Tensor()), got.topk_weights.value_or(Tensor()),
+        got.source_token.value_or(Tensor()), got.scales.value_or(Tensor())})
     if (tensor.defined()) owner_.tensors.poison(tensor);
 }
 

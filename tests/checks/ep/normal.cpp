@@ -28,23 +28,23 @@ void check_dispatched(const EpCase& c, std::int32_t me, const ep::Dispatched& go
                       const ep::DispatchOptions& options) {
   const ExpectedDispatch wanted = expected_dispatch(c, me);
   const auto rows = static_cast<std::int64_t>(wanted.source_token.size());
-  expect(got.rows == rows,
-         fmt::format("received {} rows, expected {} ({})", got.rows, rows, c.describe()));
+  expect(got.rows == rows, fmt::format("received {} rows, expected {} ({})", got.rows.value_or(-1),
+                                       rows, c.describe()));
   expect(got.x.shape[0] == std::max(rows, options.worst_case_rows),
          "x has the wrong number of rows");
-  expect_same("source_token", got.source_token.data, wanted.source_token.data(), rows * 4, 4);
-  expect_same("topk_idx", got.topk_idx.data, wanted.topk_idx.data(), rows * c.top_k * 8, 8);
+  expect_same("source_token", got.source_token->data, wanted.source_token.data(), rows * 4, 4);
+  expect_same("topk_idx", got.topk_idx->data, wanted.topk_idx.data(), rows * c.top_k * 8, 8);
   for (std::int64_t i = rows * c.top_k; i < got.x.shape[0] * c.top_k; ++i)
-    expect(got.topk_idx.as<std::int64_t>()[i] == -1,
+    expect(got.topk_idx->as<std::int64_t>()[i] == -1,
            "a row that no token fills has a topk_idx other than -1");
-  if (got.topk_weights.defined())
-    expect_same("topk_weights", got.topk_weights.data, wanted.weights.data(), rows * c.top_k * 4,
+  if (got.topk_weights.has_value())
+    expect_same("topk_weights", got.topk_weights->data, wanted.weights.data(), rows * c.top_k * 4,
                 4);
   expect(got.rows_per_source == wanted.rows_per_source, "rows_per_source differs");
   if (options.worst_case_rows == 0)
     for (std::size_t e = 0; e < wanted.tokens_per_expert.size(); ++e) {
       const std::int64_t a = options.expert_alignment;
-      expect(got.tokens_per_expert[e] == (wanted.tokens_per_expert[e] + a - 1) / a * a,
+      expect((*got.tokens_per_expert)[e] == (wanted.tokens_per_expert[e] + a - 1) / a * a,
              "tokens_per_expert differs");
     }
   std::vector<std::uint16_t> row(c.hidden);
@@ -89,8 +89,8 @@ Tensor expert_output_of(const EpCase& c, std::int32_t rank, const ep::Dispatched
     for (std::int64_t ch = 0; ch < c.hidden; ++ch)
       y.as<std::uint16_t>()[i * c.hidden + ch] =
           expert_output(c, rank, received.x.as<std::uint16_t>()[i * c.hidden + ch],
-                        received.topk_idx.as<std::int64_t>() + i * c.top_k,
-                        received.topk_weights.as<float>() + i * c.top_k);
+                        received.topk_idx->as<std::int64_t>() + i * c.top_k,
+                        received.topk_weights->as<float>() + i * c.top_k);
   return y;
 }
 
@@ -109,14 +109,14 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   if (in_place && y.bytes() > 0) std::memcpy(received.x.data, y.data, y.bytes());
   const ep::Combined combined =
       group.combine(in_place ? static_cast<const TensorView&>(received.x) : y, received.handle,
-                    {.weights = received.topk_weights});
+                    {.weights = received.topk_weights.value_or(Tensor())});
   const auto wanted = expected_combine(c, me);
   expect_same("combined x (" + c.describe() + ")", combined.x.data, wanted.data(),
               wanted.size() * 2, 2);
   // The weight of each top-k slot returns from the one rank that has its expert.
   for (std::int64_t i = 0; i < c.tokens(me) * c.top_k; ++i) {
     const float w = in.topk_idx.as<std::int64_t>()[i] >= 0 ? in.weights.as<float>()[i] : 0.0F;
-    expect(combined.topk_weights.as<float>()[i] == w, "a combined weight differs");
+    expect(combined.topk_weights->as<float>()[i] == w, "a combined weight differs");
   }
 }
 
@@ -147,7 +147,7 @@ void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowL
   const std::int64_t rows = got.x.shape[1], groups = (c.hidden + 127) / 128;
   const bool packed = quantize == ep::Quantize::fp8_ue8m0;
   const std::int64_t n = packed ? (groups + 3) / 4 : groups;
-  const TensorView& s = got.scales;
+  const TensorView& s = *got.scales;
   expect(s.dtype == (packed ? DataType::int32 : DataType::float32), "scales have the wrong dtype");
   expect(s.rank == 3 && s.shape[0] == c.local_experts() && s.shape[1] == rows && s.shape[2] == n,
          "scales are " + s.describe());
@@ -225,7 +225,7 @@ void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
         const float x = got.x.dtype == DataType::bfloat16
                             ? float_of_bf16(got.x.as<std::uint16_t>()[from + ch])
                             : numeric::decode_e4m3(got.x.as<std::uint8_t>()[from + ch]) *
-                                  scale_at(got.scales, e, i, ch / 128);
+                                  scale_at(*got.scales, e, i, ch / 128);
         to[ch] = bf16_of(factor * x);
       }
     }
@@ -244,7 +244,7 @@ void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reductio
                .weights =
                    early_weights ? static_cast<const TensorView&>(in.weights) : TensorView{}})
           .receive();
-  expect(!got.scales.defined(), "bfloat16 rows have scales");
+  expect(!got.scales.has_value(), "bfloat16 rows have scales");
   check_low_latency_received(c, me, got);
 
   Tensor plain;

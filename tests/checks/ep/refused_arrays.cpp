@@ -5,6 +5,7 @@
 #include "checks/ep/caller_array.hpp"
 #include "checks/ep/caller_arrays.hpp"
 #include "checks/ep/normal.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 #include "support/expect_error.hpp"
 #include "support/made_up.hpp"
 
@@ -82,9 +83,9 @@ void check_refused_route(ep::Group& group, const EpCase& c, const TensorMover& t
 
 void check_refused_unpack(ep::Group& group, const TensorMover& tensors,
                           const ep::Dispatched& received, const ep::Dispatched& cached) {
-  const CallerArray weights(tensors, DataType::float32, extents_of(received.topk_weights)),
-      topk_idx(tensors, DataType::int64, extents_of(received.topk_idx)),
-      tokens(tensors, DataType::int32, extents_of(received.source_token));
+  const CallerArray weights(tensors, DataType::float32, extents_of(*received.topk_weights)),
+      topk_idx(tensors, DataType::int64, extents_of(*received.topk_idx)),
+      tokens(tensors, DataType::int32, extents_of(*received.source_token));
   const ep::UnpackOptions good{
       .topk_idx = topk_idx.view(), .topk_weights = weights.view(), .source_token = tokens.view()};
   const auto refuse = [&](const char* name, TensorView ep::UnpackOptions::* array) {
@@ -143,8 +144,7 @@ void check_refused_combine(ep::Group& group, const EpCase& c, const TensorMover&
                            const ep::Dispatched& of) {
     expect_error(kBad, text, [&] { group.combine(y.view(), of.handle, options); });
   };
-  const auto refuse = [&](const char* name, const TensorView& valid,
-                          TensorView ep::CombineOptions::* array) {
+  const auto refuse = [&](const char* name, const TensorView& valid, auto array) {
     const std::string full = fmt::format("CombineOptions.{}", name);
     for (const auto& [text, view] : refusals(full, valid, false, full)) {
       ep::CombineOptions bad = good;
@@ -189,7 +189,7 @@ void check_row_outside(ep::Group& group, const EpCase& c, const TensorMover& ten
   const Inputs host(c, group.team().my_pe());
   const Tensor x = tensors.upload(host.x);
   const ep::Dispatched got = group.dispatch(x, group.route(tensors.upload(host.topk_idx)));
-  const std::int64_t rows = got.rows, tokens = host.x.shape[0];
+  const std::int64_t rows = *got.rows, tokens = host.x.shape[0];
   expect(rows > 0, "a rank without rows names none");
   const CallerArray y(tensors, DataType::bfloat16, {rows, c.hidden}),
       none(tensors, DataType::int32, {rows, c.top_k});
@@ -222,20 +222,23 @@ void check_refused_arrays(ep::Group& group, const EpCase& c, const TensorMover& 
   check_refused_unpack(group, tensors, got, cached);
   check_refused_combine(group, c, tensors, got, host.x.shape[0]);
 
-  const ep::Dispatched by_expert =
-      group.dispatch(x, routing, {.weights = weights, .expert_major = true});
+  const ep::ExpertMajorDispatched by_expert =
+      group.dispatch_expert_major(x, routing, {.weights = weights});
   const CallerArray idx(tensors, DataType::int64, {by_expert.x.shape[0], c.top_k}),
       rows(tensors, DataType::int32, {by_expert.x.shape[0], c.top_k});
   expect_error(kBad, "CombineOptions.topk_idx is for rank-major layouts",
                [&] { group.combine(by_expert.x, by_expert.handle, {.topk_idx = idx.view()}); });
   expect_error(kBad, "CombineOptions.topk_rows is for rank-major layouts",
                [&] { group.combine(by_expert.x, by_expert.handle, {.topk_rows = rows.view()}); });
-  expect_error(kBad, "DispatchOptions.all_weights with an expert-major layout", [&] {
-    group.dispatch(x, routing, {.weights = weights, .expert_major = true, .all_weights = true});
-  });
-  expect_error(kBad, "DispatchOptions.all_weights with an expert-major layout", [&] {
-    group.dispatch(x, by_expert.handle, {.weights = weights, .all_weights = true});
-  });
+  const ep::detail::AnyDispatchOptions every{{.weights = weights, .all_weights = true}, true};
+  expect_error(kBad, "DispatchOptions.all_weights with an expert-major layout",
+               [&] { (void)ep::detail::dispatch(group, x, routing, every); });
+  expect_error(kBad, "DispatchOptions.all_weights with an expert-major layout",
+               [&] { (void)ep::detail::dispatch(group, x, by_expert.handle, every); });
+  expect_error(kBad, "dispatch: the handle is of an expert-major dispatch",
+               [&] { (void)group.dispatch(x, by_expert.handle); });
+  expect_error(kBad, "dispatch_expert_major: the handle is of a rank-major dispatch",
+               [&] { (void)group.dispatch_expert_major(x, got.handle); });
 }
 
 }  // namespace shoal::test

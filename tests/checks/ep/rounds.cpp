@@ -24,11 +24,11 @@ void NormalRound::run(ep::Group& group) const {
   const auto rows = static_cast<std::int64_t>(received_.source_token.size());
   if (got.rows != rows) throw std::runtime_error("the number of rows differs");
   expect_same("x", got.x.data, x_.data(), x_.size() * 2, 2);
-  expect_same("topk_idx", got.topk_idx.data, received_.topk_idx.data(),
+  expect_same("topk_idx", got.topk_idx->data, received_.topk_idx.data(),
               received_.topk_idx.size() * 8, 8);
-  expect_same("topk_weights", got.topk_weights.data, received_.weights.data(),
+  expect_same("topk_weights", got.topk_weights->data, received_.weights.data(),
               received_.weights.size() * 4, 4);
-  expect_same("source_token", got.source_token.data, received_.source_token.data(), rows * 4, 4);
+  expect_same("source_token", got.source_token->data, received_.source_token.data(), rows * 4, 4);
   const TensorView y(y_.data(), DataType::bfloat16, {rows, case_.hidden});
   const ep::Combined back = group.combine(y, got.handle);
   expect_same("combined", back.x.data, combined_.data(), combined_.size() * 2, 2);

@@ -22,11 +22,11 @@ namespace shoal::test {
 namespace {
 
 void sync(World& world) {
-  detail::sync(world.team().state(), "test");
+  detail::sync(state_of(world.team()), "test");
 }
 
 std::size_t most_in_flight(World& world, Pe pe) {
-  return world.state().fabric().route(pe).most_in_flight();
+  return state_of(world).fabric().route(pe).most_in_flight();
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ class HostDeviceSide : public detail::DeviceSide {
     words_.resize(static_cast<std::size_t>(world.settings().max_teams) * team_stride(world_.n_pes));
     team_words_ = words_.data();
     for (Pe pe = 0; pe < world.n_pes(); ++pe)
-      bases_.push_back(world.state().fabric().peer_base(pe));
+      bases_.push_back(state_of(world).fabric().peer_base(pe));
   }
 
   void check_local(const char* what, const void* memory, std::size_t) const override {
@@ -88,11 +88,12 @@ class HostDeviceSide : public detail::DeviceSide {
     if (transfer.bytes != 0) std::memcpy(transfer.target, transfer.source, transfer.bytes);
     *transfer.flag = transfer.value;
   }
-  void put_to_all(cuda::Stream, const device::Team& team, std::span<const cuda::Block> blocks,
-                  std::uint64_t* flags, std::uint64_t value) const override {
+  void put_to_all(cuda::Stream, const device::Team& team,
+                  std::span<const detail::StreamBlock> blocks, std::uint64_t* flags,
+                  std::uint64_t value) const override {
     joined = team, ++calls;
     for (std::byte* const base : bases_) {
-      for (const cuda::Block& block : blocks) {
+      for (const detail::StreamBlock& block : blocks) {
         std::byte* const target = base + (static_cast<std::byte*>(block.place) - world_.heap);
         const bool skipped = block.others_only && base == world_.heap;
         if (target != block.source && !skipped) std::memcpy(target, block.source, block.bytes);
@@ -106,7 +107,7 @@ class HostDeviceSide : public detail::DeviceSide {
     joined = team, ++calls;
     waited = {flags, Compare::greater_equal, value, sizeof *flags, false, -1};
   }
-  void fetch_entries(cuda::Stream, const cuda::EntryFetch& fetch) const override {
+  void fetch_entries(cuda::Stream, const detail::EntryFetch& fetch) const override {
     ++calls;
     fetched = fetch;
   }
@@ -130,7 +131,7 @@ class HostDeviceSide : public detail::DeviceSide {
   mutable Atomic last{};
   mutable detail::Condition waited;
   mutable device::Team joined{};
-  mutable cuda::EntryFetch fetched;
+  mutable detail::EntryFetch fetched;
   mutable Pe awaited = -1;  ///< by the last transfer
   mutable detail::Posts posted;
   mutable device::FailureReport report{};
@@ -150,7 +151,7 @@ inline void run_with_host_side(
     const std::function<void(World&, HostDeviceSide&, const cuda::StreamOperations&)>& body) {
   run_threads(2, world_settings(), [&](World& world) {
     const auto side = std::make_shared<HostDeviceSide>(world, 2);
-    world.state().set_device_side(side);
+    state_of(world).set_device_side(side);
     const cuda::StreamOperations on(world, kStream);
     if (world.my_pe() == 0) body(world, *side, on);
     barrier(world.team());

@@ -22,7 +22,7 @@ namespace shoal::test {
 namespace {
 
 void sync(World& world) {
-  detail::sync(world.team().state(), "test");
+  detail::sync(state_of(world.team()), "test");
 }
 
 template <typename T>
@@ -96,7 +96,7 @@ void check_split(const Team& parent, Pe start, Pe stride, Pe count) {
     EXPECT_EQ(theirs, start + i * stride);
   }
   Team(team).free();
-  expect_error(Code::closed, "was destroyed", [&] { team.state(); });
+  expect_error(Code::closed, "was destroyed", [&] { state_of(team); });
 }
 
 }  // namespace
@@ -124,7 +124,7 @@ void check_identity(World& world) {
   for (Pe pe = 0; pe < world.n_pes(); ++pe) {
     const bool near = world.team().translate(pe, shared).has_value();
     EXPECT_EQ(world.heap().peer_pointer(world.heap().base(), pe) != nullptr, near);
-    EXPECT_EQ(world.state().fabric().peer_base(pe) != nullptr, near);
+    EXPECT_EQ(state_of(world).fabric().peer_base(pe) != nullptr, near);
     EXPECT_EQ(world.describe_transport(pe).find("load-store") != std::string::npos, near)
         << world.describe_transport(pe);
     expect_parts(world.describe_transport(pe), {"put get atomics signals"});
@@ -391,8 +391,8 @@ void check_heap(World& world) {
 }
 
 void check_exchange(World& world) {
-  detail::TeamState& all = world.team().state();
-  detail::TeamState& node = world.node_team().state();
+  detail::TeamState& all = state_of(world.team());
+  detail::TeamState& node = state_of(world.node_team());
   for (std::uint64_t round = 0; round < 100; ++round) {
     // Blobs of different lengths, with syncs and operations of an overlapping team in between, and
     // without waiting for the slowest PE.
@@ -494,9 +494,9 @@ void check_teams(World& world) {
     EXPECT_EQ(column.world_pe(0), all.my_pe() % width);
     // Overlapping teams in use at the same time.
     for (int i = 0; i < 20; ++i) {
-      detail::sync(row.state(), "row");
+      detail::sync(state_of(row), "row");
       const Pe mine = all.my_pe();
-      const auto blobs = detail::exchange(column.state(), &mine, sizeof mine, "column");
+      const auto blobs = detail::exchange(state_of(column), &mine, sizeof mine, "column");
       for (Pe pe = 0; pe < column.size(); ++pe) {
         Pe theirs = -1;
         std::memcpy(&theirs, blobs.data() + static_cast<std::size_t>(pe) * sizeof theirs,
@@ -537,7 +537,7 @@ void check_make_team(World& world) {
     Team team = world.make_team(id[0], n, n - 1 - world.my_pe());
     EXPECT_EQ(team.my_pe(), n - 1 - world.my_pe());
     EXPECT_EQ(team.world_pe(0), n - 1);
-    detail::sync(team.state(), "test");
+    detail::sync(state_of(team), "test");
     team.free();
     // Only some PEs take part; the others are ahead in the next round.
     if (world.my_pe() % 2 == 0) {

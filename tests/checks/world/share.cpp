@@ -19,7 +19,7 @@ using memory::cuda::driver;
 
 CUmemAllocationHandleType handle_type(const World& world, ForeignMemory::Kind kind) {
   if (kind == ForeignMemory::Kind::mapped_without_handle ||
-      world.state().memory().cuda()->description().has_fd == 0)
+      state_of(world).memory().cuda()->description().has_fd == 0)
     return CU_MEM_HANDLE_TYPE_NONE;
   return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 }
@@ -28,7 +28,7 @@ CUmemAllocationHandleType handle_type(const World& world, ForeignMemory::Kind ki
 
 ForeignMemory::ForeignMemory(const World& world, std::size_t bytes, Kind kind)
     : world_(world), kind_(kind), bytes_(bytes) {
-  const memory::Device& gpu = *world.state().memory().cuda();
+  const memory::Device& gpu = *state_of(world).memory().cuda();
   gpu.activate();
   CUdeviceptr start{};
   if (kind == Kind::malloc) {
@@ -57,7 +57,7 @@ ForeignMemory::ForeignMemory(const World& world, std::size_t bytes, Kind kind)
 }
 
 ForeignMemory::~ForeignMemory() {
-  world_.state().memory().cuda()->activate();
+  state_of(world_).memory().cuda()->activate();
   if (kind_ == Kind::malloc) {
     driver().mem_free(address(base_));
     return;
@@ -68,7 +68,7 @@ ForeignMemory::~ForeignMemory() {
 }
 
 void copy_bytes(const World& world, void* target, const void* source, std::size_t bytes) {
-  const memory::Device& gpu = *world.state().memory().cuda();
+  const memory::Device& gpu = *state_of(world).memory().cuda();
   gpu.activate();
   check(driver(), driver().copy(address(target), address(source), bytes, gpu.stream), "copy");
   gpu.synchronize("copy");

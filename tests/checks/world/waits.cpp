@@ -18,7 +18,7 @@
 namespace shoal::test {
 
 const WaitPoint& wait_point_of(const World& world, Pe pe) {
-  const auto& state = world.state();
+  const auto& state = state_of(world);
   return *reinterpret_cast<const WaitPoint*>(state.fabric().host_base(pe) +
                                              state.memory().layout().wait_point());
 }
@@ -90,7 +90,7 @@ void check_stores_are_seen(World& world) {
     const WaitPoint& waiter = wait_point_of(world, 1);
     await_block(waiter);
     const std::uint64_t before = waiter.wakes();
-    auto& word = *reinterpret_cast<std::uint64_t*>(world.state().fabric().peer_base(1) +
+    auto& word = *reinterpret_cast<std::uint64_t*>(state_of(world).fabric().peer_base(1) +
                                                    world.heap().offset_of(words.data()));
     std::atomic_ref(word).store(7, std::memory_order_release);
     EXPECT_EQ(waiter.wakes(), before);

@@ -109,16 +109,16 @@ void check_collectives(World& world, const TestStream& stream, std::size_t count
     return all;
   };
   const std::size_t bytes = count * sizeof(std::uint64_t);
-  run([&] { on.broadcast(target.data(), source.data(), bytes, world.n_pes() - 1); });
+  run([&] { on.broadcast_bytes(target.data(), source.data(), bytes, world.n_pes() - 1); });
   EXPECT_EQ(result(count), words_of(world.n_pes() - 1, count, round));
-  run([&] { on.all_gather(target.data(), source.data(), bytes); });
+  run([&] { on.all_gather_bytes(target.data(), source.data(), bytes); });
   Words gathered;
   for (Pe pe = 0; pe < world.n_pes(); ++pe) {
     const Words theirs = words_of(pe, count, round);
     gathered.insert(gathered.end(), theirs.begin(), theirs.end());
   }
   EXPECT_EQ(result(n * count), gathered);
-  run([&] { on.all_to_all(target.data(), source.data(), bytes); });
+  run([&] { on.all_to_all_bytes(target.data(), source.data(), bytes); });
   Words exchanged;
   for (Pe pe = 0; pe < world.n_pes(); ++pe) {
     const Words theirs = words_of(pe, n * count, round);

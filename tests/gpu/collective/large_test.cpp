@@ -68,7 +68,8 @@ TEST(LargeStreamCollectives, BroadcastsAreRead) {
         for (Pe root = 0; root < world.n_pes(); ++root) {
           buffers.set(made_up(static_cast<std::size_t>(world.my_pe()), kCount));
           barrier(world.team());
-          on.broadcast(buffers.target(), buffers.source(), kCount * sizeof(std::int32_t), root);
+          on.broadcast_bytes(buffers.target(), buffers.source(), kCount * sizeof(std::int32_t),
+                             root);
           EXPECT_EQ(buffers.result(kCount), made_up(static_cast<std::size_t>(root), kCount));
           cuda::check_failures(world);
           barrier(world.team());
@@ -108,11 +109,11 @@ TEST(LargeStreamCollectives, ByNccl) {
         };
         Words sums = zero;
         for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += one[i];
-        on.broadcast(buffers.target(), buffers.source(), kBytes, 1);
+        on.broadcast_bytes(buffers.target(), buffers.source(), kBytes, 1);
         EXPECT_EQ(buffers.result(kCount), half(one, 0));
-        on.all_gather(buffers.target(), buffers.source(), kBytes);
+        on.all_gather_bytes(buffers.target(), buffers.source(), kBytes);
         EXPECT_EQ(buffers.result(2 * kCount), joined(half(zero, 0), half(one, 0)));
-        on.all_to_all(buffers.target(), buffers.source(), kBytes);
+        on.all_to_all_bytes(buffers.target(), buffers.source(), kBytes);
         EXPECT_EQ(buffers.result(2 * kCount), joined(half(zero, me), half(one, me)));
         on.reduce<std::int32_t>(ReduceOp::sum, buffers.target(), buffers.source(), kCount);
         EXPECT_EQ(buffers.result(kCount), half(sums, 0));

@@ -234,16 +234,16 @@ TEST(StreamCollectives, MoveBlocks) {
               << bytes << " bytes, block " << i;
       };
       for (std::size_t root = 0; root < n; ++root) {
-        on.broadcast(buffers.target(), buffers.source(), bytes, static_cast<Pe>(root));
+        on.broadcast_bytes(buffers.target(), buffers.source(), bytes, static_cast<Pe>(root));
         expect([&](std::size_t) { return part(root, 0); }, 1);
       }
-      on.all_gather(buffers.target(), buffers.source(), bytes);
+      on.all_gather_bytes(buffers.target(), buffers.source(), bytes);
       expect([&](std::size_t pe) { return part(pe, 0); }, n);
-      on.all_to_all(buffers.target(), buffers.source(), bytes);
+      on.all_to_all_bytes(buffers.target(), buffers.source(), bytes);
       expect([&](std::size_t pe) { return part(pe, me); }, n);
       // In place: this PE's block of the target is the source.
       buffers.set(buffers.target() + me * bytes, part(me, 0));
-      on.all_gather(buffers.target(), buffers.target() + me * bytes, bytes);
+      on.all_gather_bytes(buffers.target(), buffers.target() + me * bytes, bytes);
       expect([&](std::size_t pe) { return part(pe, 0); }, n);
     }
   });
@@ -305,7 +305,7 @@ TEST(StreamCollectives, ReplayInGraphs) {
       barrier(world.team());
       const Graph graph(stream, [&] {
         on.reduce(ReduceOp::sum, sums.data(), sums.data(), count);
-        on.broadcast(copies.data(), sums.data(), count * sizeof(std::uint32_t), 2);
+        on.broadcast_bytes(copies.data(), sums.data(), count * sizeof(std::uint32_t), 2);
         on.barrier();
         on.reduce(ReduceOp::max, sums.data(), sums.data(), count);
       });
@@ -336,8 +336,8 @@ TEST(StreamCollectives, WaitForAPeThatIsLate) {
             stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); },
             nullptr));
       if (i % 2 == 0)
-        on.broadcast(results.data() + i * kCount, values.data(), kCount * sizeof(std::uint32_t),
-                     static_cast<Pe>(i % 3));
+        on.broadcast_bytes(results.data() + i * kCount, values.data(),
+                           kCount * sizeof(std::uint32_t), static_cast<Pe>(i % 3));
       else
         on.reduce(ReduceOp::sum, results.data() + i * kCount, values.data(), kCount);
       on.reduce(ReduceOp::max, values.data(), values.data(), kCount);
@@ -406,7 +406,7 @@ TEST(StreamCollectives, PartsOfTheGuide) {
     // [collectives]
     const shoal::cuda::StreamCollectives on(world.team(), stream);
     on.reduce(shoal::ReduceOp::sum, sums.data(), values.data(), count);  // one kernel
-    on.all_gather(all.data(), mine.data(), bytes);
+    on.all_gather_bytes(all.data(), mine.data(), bytes);
     // [collectives]
     of_test.synchronize();
     EXPECT_EQ(fetch(world, sums), std::vector<float>(count, 6.0F));

@@ -75,7 +75,7 @@ TEST(EpGpuBadInput, SmallArguments) {
                                  const ep::CombineOptions& options) {
       expect_error(Code::invalid_argument, text, [&] { g.group.combine(y, got.handle, options); });
     };
-    Tensor host_y = Tensor::empty(DataType::bfloat16, {got.rows, c.hidden});
+    Tensor host_y = Tensor::empty(DataType::bfloat16, {*got.rows, c.hidden});
     bad_combine("on the host", host_y, {});
     bad_combine("at most 2", round.y(), {.bias = {got.x, got.x, got.x}});
     bad_combine("bias", round.y(), {.bias = {many}});
@@ -254,7 +254,7 @@ TEST(EpGpuBadInput, SmallADispatchAfterABadIndexReportsItOnce) {
       // All ranks perform the operation. The index counts as -1 and is reported.
       std::int64_t rows = -1;
       const auto dispatch = [&] {
-        rows = g.group.dispatch(x, g.group.route(topk)).rows;
+        rows = *g.group.dispatch(x, g.group.route(topk)).rows;
         g.group.synchronize();
       };
       if (bad)
@@ -280,7 +280,7 @@ TEST(EpGpuBadInput, EveryIndexBadIsReportedOnce) {
       expect_error(Code::invalid_argument, "topk_idx[0, 0] is 13; allowed: 0 to 5",
                    [&] { g.group.synchronize(); });
       g.group.synchronize();
-      const Tensor counts = g.tensors.download(routing.rank_counts);
+      const Tensor counts = g.tensors.download(routing.device_counts->tokens_per_rank);
       EXPECT_EQ(counts.as<std::int32_t>()[0], 0) << "an index out of range counts as -1";
     }
   });

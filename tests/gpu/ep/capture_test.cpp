@@ -184,7 +184,7 @@ TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureContinues) {
       expect_error(Code::invalid_argument, "CombineOptions.out", [&] { exact.combine(held); });
       expect_error(Code::invalid_argument, "CombineOptions.out_weights", [&] {
         g.group.combine(exact.y(), held.handle,
-                        {.weights = held.topk_weights, .out = out, .launch = on});
+                        {.weights = *held.topk_weights, .out = out, .launch = on});
       });
     });
     graph.replay();  // the graph is empty

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The expert-major layout of normal mode (DispatchOptions.expert_major) on GPUs, bit by bit against
+// The expert-major layout of normal mode (Group::dispatch_expert_major) on GPUs, bit by bit against
 // the naive reference, alternating with rank-major calls.
 #include <gtest/gtest.h>
 
 #include "checks/ep/expert_major_cases.hpp"
 #include "checks/ep/gpu_normal.hpp"
 #include "shoal/collective.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 #include "support/cuda/graph.hpp"
 #include "support/draws.hpp"
 #include "support/expect_error.hpp"
@@ -120,15 +121,17 @@ TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
     GpuRound round(group, c, {});
     const ep::Routing routing = round.route();
-    ep::DispatchOptions options = round.dispatch_options();
-    options.expert_major = true;
-    const ep::Dispatched expert_major = group.group.dispatch(round.x(), routing, options);
+    const ep::DispatchOptions given = round.dispatch_options();
+    const ep::ExpertMajorDispatched expert_major = group.group.dispatch_expert_major(
+        round.x(), routing,
+        {.weights = given.weights, .scales = given.scales, .launch = given.launch});
     {
       const ep::Dispatched rank_major = round.dispatch(routing);
       round.check(rank_major);
     }  // two results can be held
     const Tensor rows = group.tensors.download(expert_major.x);
-    const ep::Dispatched again = group.group.dispatch(round.x(), expert_major.handle, {});
+    const ep::ExpertMajorDispatched again =
+        group.group.dispatch_expert_major(round.x(), expert_major.handle);
     const Tensor same = group.tensors.download(again.x);
     ASSERT_EQ(rows.bytes(), same.bytes());
     expect_same("rows of the cached handle", same.data, rows.data, rows.bytes(), 2);
@@ -142,10 +145,10 @@ TEST(EpGpuExpertMajor, SmallRanksThatDifferAreReported) {
     GpuRound round(group, c, {});
     const ep::Routing routing = round.route();
     for (const bool alignment : {false, true}) {
-      ep::DispatchOptions options = round.dispatch_options();
-      options.expert_major = alignment || group.me == 1;
+      ep::detail::AnyDispatchOptions options{round.dispatch_options(), alignment || group.me == 1};
       options.expert_alignment = alignment && group.me == 2 ? 16 : 8;
-      expect_error(Code::mismatch, "", [&] { group.group.dispatch(round.x(), routing, options); });
+      expect_error(Code::mismatch, "",
+                   [&] { (void)ep::detail::dispatch(group.group, round.x(), routing, options); });
     }
     check_expert_major(group.group, c, {.alignment = 16}, mover(group));  // the group stays usable
   });
@@ -167,8 +170,8 @@ TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllRanks) {
     const ep::Routing routing = group.group.route(topk);
     for (const std::int64_t worst : {0, 47}) {
       expect_error(Code::exhausted, {"PE 2 is sent 144 rows", "GroupOptions.max_tokens"}, [&] {
-        const ep::Dispatched got =
-            group.group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = worst});
+        const ep::ExpertMajorDispatched got =
+            group.group.dispatch_expert_major(x, routing, {.worst_case_rows = worst});
         group.group.synchronize();
       });
     }
@@ -198,18 +201,16 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
       rows.as<std::uint16_t>()[i] = bf16_of(static_cast<float>(i % 251 - 125) / 64);
     const Tensor x = tensors.upload(rows), topk = tensors.upload(topk_of(1));
     const Tensor out = tensors.empty(DataType::bfloat16, {tokens, c.hidden});
-    const ep::DispatchOptions options{.expert_alignment = 16,
-                                      .expert_major = true,
-                                      .worst_case_rows = worst,
-                                      .launch = {.stream = stream}};
+    const ep::ExpertMajorOptions options{
+        .alignment = 16, .worst_case_rows = worst, .launch = {.stream = stream}};
     group.group.warmup();
     tensors.settle();
 
     ep::Routing routing;
-    ep::Dispatched got;
+    ep::ExpertMajorDispatched got;
     const Graph graph(stream, [&] {
       routing = group.group.route(topk, {.stream = stream});
-      got = group.group.dispatch(x, routing, options);
+      got = group.group.dispatch_expert_major(x, routing, options);
       group.group.combine(got.x, got.handle, {.out = out, .launch = {.stream = stream}});
     });
     sync(group.world.team());
@@ -220,7 +221,7 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
       tensors.write(topk, topk_idx);
       tensors.poison(out);
       graph.replay();
-      const Tensor sums = tensors.download(out), idx = tensors.download(got.topk_idx);
+      const Tensor sums = tensors.download(out), idx = tensors.download(*got.topk_idx);
       const ExpectedExpertMajor wanted = expected_expert_major(now, group.me, 16);
       for (std::int64_t i = 0; i < worst; ++i)
         ASSERT_EQ(idx.as<std::int64_t>()[i], i < wanted.rows() ? wanted.topk_idx[i] : -1) << i;

@@ -11,6 +11,7 @@
 
 #include "checks/ep/gpu_low_latency.hpp"
 #include "shoal/collective.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 #include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 #include "support/made_up.hpp"
@@ -110,20 +111,19 @@ class Pairs {
   /// Results of a pair, which the program may release.
   struct Made {
     ep::Routing routing{};
-    ep::Dispatched received{};
+    ep::detail::AnyDispatched received{};
     ep::LowLatencyReceived low_latency{};
   };
 
   std::int64_t rows() const { return c_.ranks * kTokens; }
   std::int64_t slots() const { return rows() * std::min(c_.top_k, 2); }
 
-  ep::Dispatched dispatch(const Pair& pair, Made& made) {
+  ep::detail::AnyDispatched dispatch(const Pair& pair, Made& made) {
     made.routing = g_.group.route(topk_, launch_);
     const bool expert_major = pair.kind == Kind::expert_major;
-    return g_.group.dispatch(pair.x, made.routing,
-                             {.expert_major = expert_major,
-                              .worst_case_rows = expert_major ? slots() : rows(),
-                              .launch = launch_});
+    return ep::detail::dispatch(
+        g_.group, pair.x, made.routing,
+        {{.worst_case_rows = expert_major ? slots() : rows(), .launch = launch_}, expert_major});
   }
 
   void queue(Pair& pair) {
@@ -136,12 +136,13 @@ class Pairs {
       if (pair.kind == Kind::cached) {
         const ep::Handle handle = made.received.handle;
         made.received = {};
-        made.received = g_.group.dispatch(pair.x, handle, {.launch = launch_});
+        made.received =
+            ep::detail::dispatch(g_.group, pair.x, handle, {{.launch = launch_}, false});
       }
       ep::CombineOptions options{.out = pair.out, .launch = launch_};
       TensorView y = made.received.x;
       if (pair.kind == Kind::expanded) {
-        g_.group.unpack(made.received, {.topk_idx = pair.topk_idx, .launch = launch_});
+        ep::detail::unpack(g_.group, made.received, {.topk_idx = pair.topk_idx, .launch = launch_});
         g_.group.expand({.x = made.received.x,
                          .topk_idx = pair.topk_idx,
                          .row_count = made.received.row_count,

@@ -11,6 +11,7 @@
 #include <ranges>
 
 #include "checks/ep/draws.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 #include "support/draws.hpp"
 #include "support/made_up.hpp"
 
@@ -155,13 +156,13 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
   const Inputs<Owner> in(owner, c, form.int32_topk);
   const ep::Routing routing = owner.group.route(in.topk);
   Delivered all;
-  ep::Dispatched first;
+  ep::Handle first;
   std::vector<bool> in_use;  // rows of x
   for (std::uint64_t pass = 0; pass < (form.cached ? 2U : 1U); ++pass) {
     std::uint64_t seed = mix(c.seed * 1024 + static_cast<std::uint64_t>(owner.me) * 2 + pass);
     const std::int64_t columns = form.columns > 0 ? form.columns : c.hidden;
     const Tensor x = owner.tensors.upload(opaque(form.dtype, in.tokens, columns, seed = mix(seed)));
-    ep::DispatchOptions options;
+    ep::detail::AnyDispatchOptions options;
     options.expert_major = form.expert_major;
     options.expert_alignment = form.alignment;
     options.worst_case_rows = form.worst_case ? most_rows(c, form.expert_major, form.alignment) : 0;
@@ -174,8 +175,9 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
       if (form.scale_columns) scales.strides = {1, in.tokens};
       options.scales = scales;
     }
-    const ep::Dispatched got = pass == 0 ? owner.group.dispatch(x, routing, options)
-                                         : owner.group.dispatch(x, first.handle, options);
+    const ep::detail::AnyDispatched got =
+        pass == 0 ? ep::detail::dispatch(owner.group, x, routing, options)
+                  : ep::detail::dispatch(owner.group, x, first, options);
     owner.group.synchronize();
     const std::string name = pass == 0 ? "" : "cached: ";
     if (pass == 0) in_use = rows_in_use(owner.tensors.download(got.topk_idx));
@@ -215,8 +217,8 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
     const ep::Combined sums = owner.group.combine(y, got.handle, back);
     owner.group.synchronize();
     add("sums", sums.x, true);
-    add("weights of sums", sums.topk_weights, true);
-    if (pass == 0) first = got;
+    add("weights of sums", sums.topk_weights.value_or(Tensor()), true);
+    if (pass == 0) first = got.handle;
   }
   return all;
 }
@@ -249,8 +251,8 @@ Delivered low_latency(Owner& owner, const EpCase& c, const LowLatencyForm& form)
   add_valid(all, "x", owner.tensors.download(got.x), counts.as<std::int32_t>());
   add_valid(all, "source_token", owner.tensors.download(got.source_token),
             counts.as<std::int32_t>());
-  if (got.scales.defined())
-    add_valid(all, "scales", owner.tensors.download(got.scales), counts.as<std::int32_t>());
+  if (got.scales.has_value())
+    add_valid(all, "scales", owner.tensors.download(*got.scales), counts.as<std::int32_t>());
   const std::int64_t experts = c.local_experts(), rows = c.ranks * c.max_tokens;
   const auto y = expert_output_rows(c, owner.me, experts * rows);
   const Tensor sent =

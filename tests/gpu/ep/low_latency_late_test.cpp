@@ -432,7 +432,7 @@ TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
     const ep::Routing routing = group.group.route(topk);
     const ep::Dispatched got = group.group.dispatch(x, routing, {.weights = weights});
     group.group.synchronize();  // all ranks agree that weights are sent
-    const Tensor seen = group.tensors.download(got.topk_weights);
+    const Tensor seen = group.tensors.download(*got.topk_weights);
     EXPECT_GT(std::count(seen.as<float>(), seen.as<float>() + seen.size(), 1.0F), 0);
 
     const ep::LowLatencyReceived received =

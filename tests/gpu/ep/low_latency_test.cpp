@@ -201,7 +201,7 @@ TEST(EpGpuLowLatencyMode, EveryFiniteAndSpecialValueIsEncodedAsNumericDoes) {
       if (quantize == Quantize::none) continue;
       const auto got = group.group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
       const Tensor codes = group.tensors.download(got.x),
-                   scales = group.tensors.download(as_stored(got.scales));
+                   scales = group.tensors.download(as_stored(*got.scales));
       const auto rounding = quantize == Quantize::fp8 ? ep::numeric::ScaleRounding::none
                                                       : ep::numeric::ScaleRounding::power_of_two;
       for (std::int64_t t = 0; t < kTokens; ++t) {

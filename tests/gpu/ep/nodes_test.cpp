@@ -213,7 +213,7 @@ TEST(EpGpuNodesMode, LowLatencyResultsAlternateBetweenTwoBuffers) {
       EXPECT_EQ(received[i].counts.data, received[i - 2].counts.data);
       EXPECT_EQ(received[i].source_token.data, received[i - 2].source_token.data);
       EXPECT_EQ(received[i].layout.data, received[i - 2].layout.data);
-      if (i >= 4) EXPECT_EQ(received[i].scales.data, received[i - 2].scales.data);
+      if (i >= 4) EXPECT_EQ(received[i].scales->data, received[i - 2].scales->data);
     }
   });
 }

@@ -456,7 +456,7 @@ TEST(EpGpuNormal, StatisticsCountTheRowsOfAllDispatches) {
           return group.group.statistics();
         };
         ep::Dispatched got = exact.dispatch(exact.route());
-        const auto rows = static_cast<std::uint64_t>(got.rows);
+        const auto rows = static_cast<std::uint64_t>(*got.rows);
         EXPECT_EQ(counted().rows_received, rows);
         ep::Handle handle = got.handle;
         got = {};

@@ -212,15 +212,13 @@ TEST_P(EpGpuObserve, ExpertMajorCountsARowForEachExpert) {
   const EpCase c = GetParam().small(5);
   run_normal(c, GetParam().settings(), [&](GpuGroup& group) {
     GpuCall call{.place = OutputPlace::in_place};
-    call.dispatch.expert_major = true;
-    call.dispatch.expert_alignment = 4;
     GpuRound round(group, c, call);
-    const ep::Dispatched got =
-        group.group.dispatch(round.x(), round.route(), round.dispatch_options());
+    const ep::ExpertMajorDispatched got = group.group.dispatch_expert_major(
+        round.x(), round.route(), {.alignment = 4, .launch = round.dispatch_options().launch});
     group.group.synchronize();
     std::uint64_t sent = 0, received = 0;
     for (const std::int64_t expert : c.topk(group.me)) sent += expert >= 0 ? 1 : 0;
-    for (const std::int64_t rows : got.rows_per_source)
+    for (const std::int64_t rows : *got.rows_per_source)
       received += static_cast<std::uint64_t>(rows);
     EXPECT_EQ(group.group.statistics().rows_sent, sent);
     EXPECT_EQ(group.group.statistics().rows_received, received);

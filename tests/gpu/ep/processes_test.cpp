@@ -74,7 +74,7 @@ void run_with_shared_expert_output(GpuGroup& group, const EpCase& c) {
       group.tensors.poison(round.y());
     }
     ep::CombineOptions options;
-    options.weights = got.topk_weights;
+    options.weights = *got.topk_weights;
     round.check(group.group.combine(y, got.handle, options));
   }
   group.tensors.settle();

@@ -78,7 +78,7 @@ class Buffer {
 
 ep::CombineOptions with_weights(const ep::Dispatched& got) {
   ep::CombineOptions options;
-  options.weights = got.topk_weights;
+  options.weights = *got.topk_weights;
   return options;
 }
 
@@ -167,8 +167,8 @@ TEST_P(EpGpuSharedBuffer, ExpertMajorOutputIsFetchedLikewise) {
     EpCase few = c;  // up to three rows per token
     few.max_tokens = c.max_tokens / 3;
     GpuRound round(group, few, {.weights = false});
-    const ep::Dispatched got =
-        group.group.dispatch(round.x(), round.route(), {.expert_major = true});
+    const ep::ExpertMajorDispatched got =
+        group.group.dispatch_expert_major(round.x(), round.route());
     const auto sums = [&](const TensorView& y) {
       const ep::Combined combined = group.group.combine(y, got.handle);
       group.group.synchronize();

@@ -3,6 +3,7 @@
 // checked: dispatches of all kinds and layouts, combines in any order, low-latency sends and
 // receives of every encoding in between. The order is the same on all ranks, the delays differ.
 #include <gtest/gtest.h>
+#include <variant>
 
 #include <algorithm>
 #include <atomic>
@@ -126,7 +127,9 @@ class Walk {
  private:
   struct Held {
     std::size_t round;  ///< of normal_, then of expert_major_
-    ep::Dispatched got;
+    std::variant<ep::Dispatched, ep::ExpertMajorDispatched> got;
+
+    const ep::Dispatched& rank_major() const { return std::get<ep::Dispatched>(got); }
   };
   template <typename T>
   struct LowLatencyStep {
@@ -152,31 +155,37 @@ class Walk {
     }
     if (order_() % 4 == 0) routings_[i] = normal_[i]->route();
     held_.push_back({i, normal_[i]->dispatch(routings_[i])});
-    normal_[i]->check(held_.back().got);
+    normal_[i]->check(held_.back().rank_major());
   }
   /// Dispatches with the handle of a result that is still held.
   void dispatch_again() {
     const std::size_t i = held_.front().round;
-    const ep::Handle layout = held_.front().got.handle;
+    const ep::Handle layout =
+        std::visit([](const auto& got) { return got.handle; }, held_.front().got);
     if (ExpertMajorRound* const round = expert_major(i)) {
       held_.push_back({i, round->dispatch(layout)});
       return;
     }
     const bool worst = i % 2 == 1;
     held_.push_back({i, normal_[i]->dispatch(layout)});
-    normal_[i]->check(held_.back().got, true, worst);
+    normal_[i]->check(held_.back().rank_major(), true, worst);
   }
   void combine() {
     const auto at = held_.begin() + static_cast<std::ptrdiff_t>(order_() % held_.size());
     if (ExpertMajorRound* const round = expert_major(at->round)) {
-      round->combine(at->got);
+      round->combine(std::get<ep::ExpertMajorDispatched>(at->got));
     } else {
-      normal_[at->round]->write_expert_output(at->got);
-      normal_[at->round]->check(normal_[at->round]->combine(at->got));
+      normal_[at->round]->write_expert_output(at->rank_major());
+      normal_[at->round]->check(normal_[at->round]->combine(at->rank_major()));
     }
-    for (const Tensor* tensor : {&at->got.x, &at->got.topk_idx, &at->got.topk_weights,
-                                 &at->got.source_token, &at->got.scales})
-      if (tensor->defined()) group_.tensors.poison(*tensor);
+    std::visit(
+        [&](const auto& got) {
+          group_.tensors.poison(got.x);
+          for (const auto* side :
+               {&got.topk_idx, &got.topk_weights, &got.source_token, &got.scales})
+            if (*side) group_.tensors.poison(**side);
+        },
+        at->got);
     held_.erase(at);
   }
   /// Receives follow the order of the sends, so a send must defer its receive while an earlier

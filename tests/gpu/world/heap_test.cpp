@@ -84,13 +84,13 @@ TEST_F(HeapOnGpu, GivesAByteOneAddressInAProcess) {
   std::atomic<std::byte*> window{nullptr};
   run_threads(4, gpu_world_settings(), [&](World& world) {
     std::byte* expected = nullptr;
-    std::byte* const seen = world.state().fabric().peer_base(0);
+    std::byte* const seen = state_of(world).fabric().peer_base(0);
     if (!window.compare_exchange_strong(expected, seen)) {
       EXPECT_EQ(expected, seen);
     }
     for (Pe pe = 0; pe < 4; ++pe)
-      if (world.state().fabric().peer_base(pe) != nullptr) {
-        EXPECT_EQ(world.state().fabric().peer_base(pe),
+      if (state_of(world).fabric().peer_base(pe) != nullptr) {
+        EXPECT_EQ(state_of(world).fabric().peer_base(pe),
                   seen + static_cast<std::size_t>(pe) * world.heap().size());
       }
   });

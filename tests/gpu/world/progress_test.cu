@@ -33,7 +33,7 @@ TEST(WorldProgress, GoesOnWhileKernelsWait) {
     const auto waited = world.heap().allocate<int>(1);
     const auto box = world.heap().allocate<int>(100'000);
     const auto counter = world.heap().allocate<std::uint64_t>(1);
-    world.state().memory().cuda()->activate();
+    state_of(world).memory().cuda()->activate();
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     wait_for<<<1, 1, 0, stream>>>(flag.data(), 7, waited.data());

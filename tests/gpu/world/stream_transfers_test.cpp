@@ -7,13 +7,14 @@
 #include <random>
 
 #include "gpu/device/world.hpp"
+#include "shoal/detail/stream_steps.hpp"
 #include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
-using cuda::StreamOperations;
+using detail::StreamSteps;
 
 std::vector<std::uint8_t> bytes_of(Pe pe, std::uint64_t round, std::size_t count) {
   std::vector<std::uint8_t> values(count);
@@ -26,7 +27,7 @@ std::vector<std::uint8_t> bytes_of(Pe pe, std::uint64_t round, std::size_t count
 /// sum of all.
 void check_pipeline(World& world, const TestStream& stream, std::size_t bytes, std::uint64_t slots,
                     std::uint64_t rounds) {
-  const StreamOperations on(world, stream);
+  const StreamSteps on(world, stream);
   const auto out = world.heap().allocate<std::uint8_t>(rounds * bytes);
   const auto got = world.heap().allocate<std::uint8_t>(rounds * bytes);
   const auto data = world.heap().allocate<std::uint8_t>(slots * bytes);
@@ -72,7 +73,7 @@ TEST(StreamTransfers, PipelinesOfEverySize) {
 
 /// Two blocks of each PE go to all; one lies in its place already.
 void check_put_to_all(World& world, const TestStream& stream, std::size_t bytes) {
-  const StreamOperations on(world, stream);
+  const StreamSteps on(world, stream);
   const auto n = static_cast<std::size_t>(world.n_pes()),
              me = static_cast<std::size_t>(world.my_pe());
   const auto moved = world.heap().allocate<std::uint8_t>(n * bytes);
@@ -84,8 +85,9 @@ void check_put_to_all(World& world, const TestStream& stream, std::size_t bytes)
     world.put(placed.on(world.my_pe()).subspan(me * bytes, bytes),
               bytes_of(world.my_pe(), 10 + round, bytes));
     on.barrier(world.team());
-    const cuda::Block blocks[] = {{moved.data() + me * bytes, source.data(), bytes},
-                                  {placed.data() + me * bytes, placed.data() + me * bytes, bytes}};
+    const detail::StreamBlock blocks[] = {
+        {moved.data() + me * bytes, source.data(), bytes},
+        {placed.data() + me * bytes, placed.data() + me * bytes, bytes}};
     on.put_to_all(world.team(), blocks, flags.data(), round);
     on.wait_for_all(world.team(), flags.data(), round);
     stream.synchronize();
@@ -123,7 +125,7 @@ TEST(StreamTransfers, WaitForAllNamesThePeSmall) {
   run_gpu_pes(
       2,
       [](World& world, const TestStream& stream) {
-        const StreamOperations on(world, stream);
+        const StreamSteps on(world, stream);
         const auto flags = world.heap().allocate<std::uint64_t>(2);
         if (world.my_pe() == 0) {
           on.put_value(flags.on(0)[0], 1);
@@ -142,7 +144,7 @@ void check_put_without_taker(std::size_t bytes) {
   run_gpu_pes(
       2,
       [bytes](World& world, const TestStream& stream) {
-        const StreamOperations on(world, stream);
+        const StreamSteps on(world, stream);
         const auto data = world.heap().allocate<std::uint8_t>(bytes);
         const auto flags = world.heap().allocate<std::uint64_t>(2);
         if (world.my_pe() == 0) {
@@ -170,7 +172,7 @@ TEST(StreamTransfers, BarriersNameTheLatePeSmall) {
   run_gpu_pes(
       2,
       [](World& world, const TestStream& stream) {
-        const StreamOperations on(world, stream);
+        const StreamSteps on(world, stream);
         on.barrier(world.team());
         stream.synchronize();
         cuda::check_failures(world);
@@ -188,7 +190,7 @@ TEST(StreamTransfers, BarriersNameTheLatePeSmall) {
 /// Every entry size and alignment, with words next to the entries in both orders.
 void check_fetch(World& world, const TestStream& stream, std::size_t entry_bytes,
                  std::int64_t words) {
-  const StreamOperations on(world, stream);
+  const StreamSteps on(world, stream);
   constexpr std::int64_t kPerPe = 7, kRows = 6, kPerRow = 5;
   const std::int64_t total = kPerPe * world.n_pes(), count = kRows * kPerRow;
   const auto part = world.heap().allocate<std::uint8_t>(kPerPe * entry_bytes);
@@ -212,7 +214,7 @@ void check_fetch(World& world, const TestStream& stream, std::size_t entry_bytes
   }
   on.barrier(world.team());
   for (const bool columns_first : {false, true}) {
-    cuda::EntryFetch entries;
+    detail::EntryFetch entries;
     entries.part = part.data();
     entries.entry_bytes = entry_bytes;
     entries.entries_per_pe = kPerPe;
@@ -255,13 +257,13 @@ TEST(StreamTransfers, FetchEntriesOfEverySize) {
 TEST(StreamTransfers, FetchEntriesReportsABadIndexSmall) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(2, [](World& world, const TestStream& stream) {
-    const StreamOperations on(world, stream);
+    const StreamSteps on(world, stream);
     const auto part = world.heap().allocate<std::uint32_t>(8);
     const auto target = world.heap().allocate<std::uint32_t>(16);
     const auto indices = world.heap().allocate<std::int32_t>(2);
     fill(world, part, std::vector<std::uint32_t>(8, 5));
     fill(world, target, std::vector<std::uint32_t>(16, 9));
-    cuda::EntryFetch entries;
+    detail::EntryFetch entries;
     entries.part = part.data();
     entries.entry_bytes = 32;
     entries.entries_per_pe = 1;
@@ -288,7 +290,7 @@ TEST(StreamTransfers, FetchEntriesReportsABadIndexSmall) {
 TEST(StreamTransfers, BarriersAreReplayed) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(4, [](World& world, const TestStream& stream) {
-    const StreamOperations on(world, stream);
+    const StreamSteps on(world, stream);
     const auto counter = world.heap().allocate<std::uint64_t>(1);
     const auto seen = world.heap().allocate<std::uint64_t>(1);
     barrier(world.team());

@@ -180,7 +180,7 @@ struct DeviceTensors::Memory {
 };
 
 DeviceTensors::DeviceTensors(const World& world)
-    : gpu_(*world.state().memory().cuda()), memory_(std::make_shared<Memory>(gpu_)) {}
+    : gpu_(*state_of(world).memory().cuda()), memory_(std::make_shared<Memory>(gpu_)) {}
 
 DeviceTensors::~DeviceTensors() {
   try {

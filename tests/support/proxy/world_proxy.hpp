@@ -24,7 +24,7 @@ class WorldProxy {
  public:
   WorldProxy(World& world, std::uint64_t n_slots)
       : world_(world), memory_(n_slots, world.settings().timeout) {
-    detail::WorldState& state = world.state();
+    detail::WorldState& state = state_of(world);
     proxy_ = transport::make_proxy(
         {.my_pe = world.my_pe(),
          .n_pes = world.n_pes(),

@@ -14,7 +14,7 @@
 namespace shoal::test {
 
 inline bool in_gpu_memory(const World& world) {
-  return world.state().memory().cuda() != nullptr;
+  return state_of(world).memory().cuda() != nullptr;
 }
 
 /// This PE's copy of the array: read in place on the host, fetched from a GPU.

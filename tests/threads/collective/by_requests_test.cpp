@@ -74,7 +74,7 @@ class PostingDeviceSide final : public HostDeviceSide {
   void barrier(cuda::Stream, const device::Team& team) const override {
     for (const Team& known : teams)
       if (team_words(known.index()) == team.arrived)
-        return detail::sync(known.state(), "barrier of a stream");
+        return detail::sync(state_of(known), "barrier of a stream");
     FAIL() << "a barrier of an unknown team";
   }
 
@@ -124,7 +124,7 @@ void run(Pe n_pes, const Settings& settings,
   run_threads(n_pes, settings, [&](World& world) {
     const auto side = std::make_shared<PostingDeviceSide>(world);
     side->teams.push_back(world.team());
-    side->take_proxy_of(world.state().set_device_side(side));
+    side->take_proxy_of(state_of(world).set_device_side(side));
     body(world, *side);
     barrier(world.team());
     side->teams.clear();  // a team keeps its world
@@ -174,18 +174,18 @@ void check_collectives(const Team& team, std::size_t count) {
   };
   for (std::size_t root = 0; root < n; root += n > 8 ? n - 1 : 1) {
     fill();
-    on.broadcast(target.data(), source.data(), bytes, static_cast<Pe>(root));
+    on.broadcast_bytes(target.data(), source.data(), bytes, static_cast<Pe>(root));
     for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(target[i], value<std::int64_t>(root, i));
     on.barrier();
   }
   fill();
-  on.all_gather(target.data(), source.data(), bytes);
+  on.all_gather_bytes(target.data(), source.data(), bytes);
   for (std::size_t pe = 0; pe < n; ++pe)
     for (std::size_t i = 0; i < count; ++i)
       ASSERT_EQ(target[pe * count + i], value<std::int64_t>(pe, i)) << pe << " " << i;
   on.barrier();
   fill();
-  on.all_to_all(target.data(), source.data(), bytes);
+  on.all_to_all_bytes(target.data(), source.data(), bytes);
   for (std::size_t pe = 0; pe < n; ++pe)
     for (std::size_t i = 0; i < count; ++i)
       ASSERT_EQ(target[pe * count + i], value<std::int64_t>(pe, me * count + i)) << pe << " " << i;
@@ -215,12 +215,12 @@ void check_collectives(const Team& team, std::size_t count) {
   on.barrier();
   fill();
   std::memcpy(target.data() + me * count, source.data(), bytes);
-  on.all_gather(target.data(), target.data() + me * count, bytes);
+  on.all_gather_bytes(target.data(), target.data() + me * count, bytes);
   for (std::size_t pe = 0; pe < n; ++pe)
     for (std::size_t i = 0; i < count; ++i)
       ASSERT_EQ(target[pe * count + i], value<std::int64_t>(pe, i)) << pe << " " << i;
   on.barrier();
-  on.broadcast(target.data(), source.data(), 0, 0);
+  on.broadcast_bytes(target.data(), source.data(), 0, 0);
   on.reduce<std::int64_t>(ReduceOp::sum, target.data(), source.data(), 0);
   on.barrier();
   barrier(world.team());
@@ -335,7 +335,7 @@ TEST(InternodeStreams, NeedTheProxy) {
     expect_error(Code::unsupported, "set SHOAL_PROXY_SLOTS above 0",
                  [&] { on.barrier(world.team()); });
     expect_error(Code::unsupported, "set SHOAL_PROXY_SLOTS above 0", [&] {
-      StreamCollectives(world.team(), kStream).broadcast(words.data(), words.data(), 8, 0);
+      StreamCollectives(world.team(), kStream).broadcast_bytes(words.data(), words.data(), 8, 0);
     });
     barrier(world.team());
   });
@@ -394,7 +394,7 @@ TEST(InternodeStreams, KernelsHaveNoCollectives) {
   const FakeCuda fake({.gpus = 4});
   run(4, on_nodes_of(2), [](World& world, PostingDeviceSide&) {
     const auto why = [&](const Team& team) {
-      return detail::kernel_collectives_obstacle(world.state(), team.state());
+      return detail::kernel_collectives_obstacle(state_of(world), state_of(team));
     };
     EXPECT_EQ(why(world.node_team()), "");
     EXPECT_EQ(why(world.team()), "this GPU does not reach the heap of PE " +

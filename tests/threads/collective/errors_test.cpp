@@ -62,16 +62,16 @@ TEST(CollectiveErrors, BadArgumentsAreRefusedAndTheTeamStaysUsable) {
       expect_error(Code::invalid_argument, text, call);
       check.all_gather(team, 100, 1);
     };
-    refuse("root is 3", [&] { broadcast(team, target, source, 8, 3); });
-    refuse("root is -1", [&] { broadcast(team, target, source, 8, -1); });
-    refuse("broadcast: target is", [&] { broadcast(team, nullptr, source, 8, 0); });
-    refuse("all_gather: source is", [&] { all_gather(team, target, outside, 8); });
+    refuse("root is 3", [&] { broadcast_bytes(team, target, source, 8, 3); });
+    refuse("root is -1", [&] { broadcast_bytes(team, target, source, 8, -1); });
+    refuse("broadcast: target is", [&] { broadcast_bytes(team, nullptr, source, 8, 0); });
+    refuse("all_gather: source is", [&] { all_gather_bytes(team, target, outside, 8); });
     refuse("all_gather: target is",
-           [&] { all_gather(team, target, source, std::size_t{1} << 62); });
+           [&] { all_gather_bytes(team, target, source, std::size_t{1} << 62); });
     refuse("SHOAL_SYMMETRIC_SIZE",
-           [&] { all_to_all(team, target, source, world.heap().size() / 2); });
-    refuse("overlap", [&] { all_to_all(team, target, target, 8); });
-    refuse("overlap", [&] { broadcast(team, target, static_cast<char*>(target) + 4, 8, 0); });
+           [&] { all_to_all_bytes(team, target, source, world.heap().size() / 2); });
+    refuse("overlap", [&] { all_to_all_bytes(team, target, target, 8); });
+    refuse("overlap", [&] { broadcast_bytes(team, target, static_cast<char*>(target) + 4, 8, 0); });
     refuse("multiple of the element size", [&] {
       reduce(team, DataType::float32, ReduceOp::sum, target, static_cast<char*>(source) + 2, 8);
     });
@@ -91,8 +91,8 @@ TEST(CollectiveErrors, AllToAllVRefusesBadSpans) {
                                                     far(kPes, std::size_t{1} << 62), two(2, 0);
     const auto call = [&](std::span<const std::size_t> receive_offsets,
                           std::span<const std::size_t> send_offsets, const void* source) {
-      all_to_all_v(world.team(), check.target(), sizes, receive_offsets, source, sizes,
-                   send_offsets);
+      all_to_all_v_bytes(world.team(), check.target(), sizes, receive_offsets, source, sizes,
+                         send_offsets);
     };
     expect_error(Code::invalid_argument, "receive_offsets has 2 elements",
                  [&] { call(two, offsets, check.source()); });
@@ -118,13 +118,13 @@ TEST(CollectiveErrors, EveryPeLearnsOfADisagreement) {
       check.all_gather(team, 100, 1);
     };
     disagree("PE 0, 2: all_gather(8 bytes",
-             [&] { all_gather(team, target, source, odd ? 16 : 8); });
-    disagree("root 2", [&] { broadcast(team, target, source, 8, odd ? 2 : 0); });
+             [&] { all_gather_bytes(team, target, source, odd ? 16 : 8); });
+    disagree("root 2", [&] { broadcast_bytes(team, target, source, 8, odd ? 2 : 0); });
     disagree("PE 1: broadcast(8 bytes", [&] {
       if (odd)
-        broadcast(team, target, source, 8, 0);
+        broadcast_bytes(team, target, source, 8, 0);
       else
-        all_gather(team, target, source, 8);
+        all_gather_bytes(team, target, source, 8);
     });
     disagree("max of 4 int32", [&] {
       reduce(team, DataType::int32, odd ? ReduceOp::max : ReduceOp::min, target, source, 4);
@@ -132,7 +132,7 @@ TEST(CollectiveErrors, EveryPeLearnsOfADisagreement) {
     disagree("4 float32", [&] {
       reduce(team, odd ? DataType::float32 : DataType::int32, ReduceOp::sum, target, source, 4);
     });
-    disagree("source at", [&] { all_gather(team, target, odd ? source + 64 : source, 8); });
+    disagree("source at", [&] { all_gather_bytes(team, target, odd ? source + 64 : source, 8); });
   });
 }
 
@@ -159,12 +159,12 @@ TEST(CollectiveErrors, OtherPesLearnWhyACallWasRefused) {
       check.all_gather(team, 100, 1);
     };
     refuse("broadcast: root is 7",
-           [&](bool bad) { broadcast(team, target, source, 4000, bad ? 7 : 0); });
+           [&](bool bad) { broadcast_bytes(team, target, source, 4000, bad ? 7 : 0); });
     refuse("all_gather: source is", [&](bool bad) {
-      all_gather(team, target, bad ? outside : static_cast<void*>(source), 8);
+      all_gather_bytes(team, target, bad ? outside : static_cast<void*>(source), 8);
     });
     refuse("all_to_all: target",
-           [&](bool bad) { all_to_all(team, target, bad ? target : source, 8); });
+           [&](bool bad) { all_to_all_bytes(team, target, bad ? target : source, 8); });
     refuse("reduce: operation", [&](bool bad) {
       reduce(team, bad ? DataType::int8 : DataType::int32, ReduceOp::sum, target, source, 8);
     });
@@ -178,7 +178,7 @@ TEST(CollectiveErrors, OtherPesLearnWhyACallWasRefused) {
     refuse("all_to_all_v: receive_bytes has 2 elements", [&](bool bad) {
       const std::vector<std::size_t> sizes(kPes, 16), offsets = {0, 16, 32};
       const std::vector<std::size_t> received(bad ? 2 : kPes, 16);
-      all_to_all_v(team, target, received, offsets, source, sizes, offsets);
+      all_to_all_v_bytes(team, target, received, offsets, source, sizes, offsets);
     });
     refuse("exchange_bytes of 513 bytes", [&](bool bad) {
       exchange_bytes(team, std::vector<std::byte>(bad ? kMaxExchangeBytes + 1 : 4));
@@ -191,17 +191,18 @@ TEST(CollectiveErrors, OtherPesLearnWhyACallWasRefused) {
     // Another collective, whose arguments differ: all PEs learn it.
     if (odd)
       expect_error(Code::invalid_argument, "root is -1",
-                   [&] { broadcast(team, target, source, 8, -1); });
+                   [&] { broadcast_bytes(team, target, source, 8, -1); });
     const std::string message = error_of([&] {
       if (odd)
-        all_gather(team, target, source, 8);
+        all_gather_bytes(team, target, source, 8);
       else
-        broadcast(team, target, source, 8, 0);
+        broadcast_bytes(team, target, source, 8, 0);
     });
     expect_parts(message,
                  {"PE 2 refused its call: broadcast: root is -1", "PE 2: all_gather(8 bytes"});
     // A later disagreement has another cause.
-    const std::string later = error_of([&] { all_gather(team, target, source, odd ? 16 : 8); });
+    const std::string later =
+        error_of([&] { all_gather_bytes(team, target, source, odd ? 16 : 8); });
     expect_parts(later, {"PE 2: all_gather(16 bytes"});
     EXPECT_EQ(later.find("refused"), std::string::npos) << later;
   });
@@ -216,11 +217,11 @@ TEST(CollectiveErrors, APeThatRefusedAndDoesNotComeIsNamedWithTheReason) {
         barrier(world.team());
         if (world.my_pe() == 2) {
           expect_error(Code::invalid_argument, "root is 3",
-                       [&] { broadcast(team, check.target(), check.source(), 8, 3); });
+                       [&] { broadcast_bytes(team, check.target(), check.source(), 8, 3); });
           EXPECT_TRUE(test::wait_for([&] { return waiting == 0; }));
         } else {
           const std::string message =
-              error_of([&] { broadcast(team, check.target(), check.source(), 8, 0); });
+              error_of([&] { broadcast_bytes(team, check.target(), check.source(), 8, 0); });
           expect_parts(message, {"waiting for PE 2", "PE 2 refused its call: broadcast: root is 3",
                                  "PE 2 last reported"});
           --waiting;
@@ -235,7 +236,8 @@ TEST(CollectiveErrors, AllToAllVNamesThePairThatDisagrees) {
     std::vector<std::size_t> receive(kPes, 16), send(kPes, 16), offsets = {0, 16, 32};
     if (world.my_pe() == 2) send[0] = 8;
     expect_error(Code::mismatch, "PE 2 sends 8 bytes to PE 0, which expects 16", [&] {
-      all_to_all_v(world.team(), check.target(), receive, offsets, check.source(), send, offsets);
+      all_to_all_v_bytes(world.team(), check.target(), receive, offsets, check.source(), send,
+                         offsets);
     });
     check.all_to_all_v(world.team(), 100, 1);
   });
@@ -248,7 +250,7 @@ TEST(CollectiveErrors, InvalidAndDestroyedTeamsAreRefused) {
     Team copy = team;
     team.free();
     expect_error(Code::closed, "", [&] { barrier(copy); });
-    expect_error(Code::closed, "", [&] { all_gather(copy, nullptr, nullptr, 0); });
+    expect_error(Code::closed, "", [&] { all_gather_bytes(copy, nullptr, nullptr, 0); });
   });
 }
 
@@ -263,7 +265,7 @@ TEST(CollectiveErrors, AMissingPeIsNamed) {
       EXPECT_TRUE(test::wait_for([&] { return waiting == 0; }));
     } else {
       expect_error(Code::timeout, "PE 2",
-                   [&] { all_gather(team, check.target(), check.source(), 8); });
+                   [&] { all_gather_bytes(team, check.target(), check.source(), 8); });
       --waiting;
     }
   };

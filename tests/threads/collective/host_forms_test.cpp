@@ -107,13 +107,13 @@ TEST(HostForms, MoveByKernels) {
     std::vector<std::uint8_t> mine(4 * bytes, static_cast<std::uint8_t>(world.my_pe() + 1));
     world.put(source.on(world.my_pe()), mine);
     const auto at = [&](std::size_t i) { return local(world, target, i); };
-    broadcast(world.team(), target.data(), source.data(), bytes, 2);
+    broadcast_bytes(world.team(), target.data(), source.data(), bytes, 2);
     EXPECT_EQ(at(bytes - 1), 3);
-    all_gather(world.team(), target.data(), source.data(), bytes);
+    all_gather_bytes(world.team(), target.data(), source.data(), bytes);
     EXPECT_EQ(at(3 * bytes + 7), 4);
-    all_to_all(world.team(), target.data(), source.data(), bytes);
+    all_to_all_bytes(world.team(), target.data(), source.data(), bytes);
     EXPECT_EQ(at(bytes), 2);
-    broadcast(world.team(), target.data(), source.data(), 0, 0);  // starts none
+    broadcast_bytes(world.team(), target.data(), source.data(), 0, 0);  // starts none
     expected += 3;
     barrier(world.team());
   });
@@ -153,8 +153,9 @@ TEST(HostForms, ReportThatAKernelDoesNotStart) {
   constexpr collective::KernelTable table = {loaded, does_not_start, spread_kernel, reduce_kernel};
   run(table, [](World& world) {
     const auto memory = world.heap().allocate<std::uint8_t>(2000);
-    expect_error(Code::system, "broadcast did not start on GPU",
-                 [&] { broadcast(world.team(), memory.data(), memory.data() + 1000, 1000, 0); });
+    expect_error(Code::system, "broadcast did not start on GPU", [&] {
+      broadcast_bytes(world.team(), memory.data(), memory.data() + 1000, 1000, 0);
+    });
     barrier(world.team());
   });
 }

@@ -36,16 +36,19 @@ TEST(StreamCollectives, RefuseBadArguments) {
     };
     int local[8] = {};
     const std::size_t size = on.team().world().heap().size();
-    refused("it must lie in this PE's symmetric heap", [&] { on.broadcast(at(0), local, 8, 0); });
-    refused("it must lie in this PE's symmetric heap", [&] { on.all_gather(local, at(0), 8); });
     refused("it must lie in this PE's symmetric heap",
-            [&] { on.all_gather(at(64), at(0), size - 64); });
-    refused("it must lie in this PE's symmetric heap", [&] { on.all_to_all(at(0), nullptr, 8); });
-    refused("root is 2; allowed: 0 to 1", [&] { on.broadcast(at(0), at(64), 8, 2); });
-    refused("root is -1", [&] { on.broadcast(at(0), at(64), 8, -1); });
-    refused("overlap", [&] { on.broadcast(at(0), at(4), 8, 0); });
-    refused("overlap", [&] { on.all_gather(at(0), at(8), 8); });  // block 1 is not this PE's
-    refused("overlap", [&] { on.all_to_all(at(0), at(0), 8); });
+            [&] { on.broadcast_bytes(at(0), local, 8, 0); });
+    refused("it must lie in this PE's symmetric heap",
+            [&] { on.all_gather_bytes(local, at(0), 8); });
+    refused("it must lie in this PE's symmetric heap",
+            [&] { on.all_gather_bytes(at(64), at(0), size - 64); });
+    refused("it must lie in this PE's symmetric heap",
+            [&] { on.all_to_all_bytes(at(0), nullptr, 8); });
+    refused("root is 2; allowed: 0 to 1", [&] { on.broadcast_bytes(at(0), at(64), 8, 2); });
+    refused("root is -1", [&] { on.broadcast_bytes(at(0), at(64), 8, -1); });
+    refused("overlap", [&] { on.broadcast_bytes(at(0), at(4), 8, 0); });
+    refused("overlap", [&] { on.all_gather_bytes(at(0), at(8), 8); });  // block 1 is not this PE's
+    refused("overlap", [&] { on.all_to_all_bytes(at(0), at(0), 8); });
     refused("overlap", [&] { on.reduce(ElementType::float32, ReduceOp::sum, at(0), at(8), 8); });
     refused("overlap",
             [&] { on.reduce_scatter(ElementType::float32, ReduceOp::sum, at(32), at(0), 8); });
@@ -81,10 +84,10 @@ TEST(StreamCollectives, AcceptGoodArguments) {
       expect_error(Code::unsupported, "has no GPU", call);
     };
     int local = 0;
-    accepted([&] { on.broadcast(at(0), at(0), 8, 1); });
-    accepted([&] { on.all_gather(at(0), at(0), 8); });  // block 0 is this PE's
-    accepted([&] { on.all_gather(&local, nullptr, 0); });
-    accepted([&] { on.all_to_all(at(0), at(16), 8); });
+    accepted([&] { on.broadcast_bytes(at(0), at(0), 8, 1); });
+    accepted([&] { on.all_gather_bytes(at(0), at(0), 8); });  // block 0 is this PE's
+    accepted([&] { on.all_gather_bytes(&local, nullptr, 0); });
+    accepted([&] { on.all_to_all_bytes(at(0), at(16), 8); });
     accepted([&] { on.reduce(ElementType::float64, ReduceOp::max, at(0), at(0), 8); });
     accepted([&] { on.reduce_scatter(ElementType::int16, ReduceOp::bit_xor, at(0), at(0), 8); });
     on.sync();
@@ -100,7 +103,7 @@ TEST(StreamCollectives, NeedAHeapInGpuMemory) {
 
 TEST(StreamCollectives, DescribeTeamsInTheirOrder) {
   run_threads(4, world_settings(), [](World& world) {
-    world.state().set_device_side(std::make_shared<HostDeviceSide>(world, 4));
+    state_of(world).set_device_side(std::make_shared<HostDeviceSide>(world, 4));
     Team backwards = world.team().split_strided(3, -2, 2);
     if (backwards.valid()) {
       const device::Team view = cuda::device_team(backwards);

@@ -56,7 +56,7 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
     EXPECT_ERROR(bad, "expert_alignment is 0",
                  group.dispatch(in.x, routing, {.expert_alignment = 0}));
     EXPECT_ERROR(bad, "expert_alignment is 65537; allowed: 1 to 65536",
-                 group.dispatch(in.x, routing, {.expert_alignment = 65'537, .expert_major = true}));
+                 group.dispatch_expert_major(in.x, routing, {.alignment = 65'537}));
     EXPECT_ERROR(bad, "worst_case_rows is 17",
                  group.dispatch(in.x, routing, {.worst_case_rows = 17}));
     EXPECT_ERROR(bad, "weights is bfloat16", group.dispatch(in.x, routing, {.weights = in.x}));
@@ -70,11 +70,11 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
     const Tensor y = expert_output_of(c, world.my_pe(), got);
     EXPECT_ERROR(bad, "handle is not of a dispatch", group.combine(y, ep::Handle{}));
     EXPECT_ERROR(bad, "y is",
-                 group.combine(TensorView(y.data, DataType::bfloat16, {got.rows + 1, c.hidden}),
+                 group.combine(TensorView(y.data, DataType::bfloat16, {*got.rows + 1, c.hidden}),
                                got.handle));
-    EXPECT_ERROR(
-        bad, "y is float8",
-        group.combine(TensorView(y.data, DataType::float8_e4m3, {got.rows, c.hidden}), got.handle));
+    EXPECT_ERROR(bad, "y is float8",
+                 group.combine(TensorView(y.data, DataType::float8_e4m3, {*got.rows, c.hidden}),
+                               got.handle));
     EXPECT_ERROR(bad, "at most 2", group.combine(y, got.handle, {.bias = {in.x, in.x, in.x}}));
     EXPECT_ERROR(bad, "CombineOptions.bias", group.combine(y, got.handle, {.bias = {in.weights}}));
     EXPECT_ERROR(bad, "CombineOptions.out", group.combine(y, got.handle, {.out = in.weights}));

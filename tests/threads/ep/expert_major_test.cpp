@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The expert-major layout of normal mode (DispatchOptions.expert_major) with PEs as threads, bit by
+// The expert-major layout of normal mode (Group::dispatch_expert_major) with PEs as threads, bit by
 // bit against the naive reference.
 // @traits slow
 #include <gtest/gtest.h>
@@ -99,8 +99,8 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
     // Both layouts of one routing are held at the same time and combined in reverse order.
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
-    const ep::Dispatched expert_major =
-        group.dispatch(in.x, routing, {.weights = in.weights, .expert_major = true});
+    const ep::ExpertMajorDispatched expert_major =
+        group.dispatch_expert_major(in.x, routing, {.weights = in.weights});
     const ep::Dispatched rank_major = group.dispatch(in.x, routing, {.weights = in.weights});
     const Tensor y = expert_output_of(c, world.my_pe(), rank_major);
     const auto wanted = expected_combine(c, world.my_pe());
@@ -116,7 +116,7 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
             sum += float_of_bf16(c.value(world.my_pe(), t, ch));
         ASSERT_EQ(sums.x.as<std::uint16_t>()[t * c.hidden + ch], bf16_of(sum));
       }
-    EXPECT_FALSE(rank_major.expert_first_row.defined());
+    EXPECT_FALSE(rank_major.handle.expert_major());
   });
 }
 
@@ -135,13 +135,16 @@ TEST(EpExpertMajorMode, RanksThatDifferAreReported) {
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
-    const auto [one, text] =
-        thrown([&] { group.dispatch(in.x, routing, {.expert_major = world.my_pe() == 1}); });
+    const auto [one, text] = thrown([&] {
+      if (world.my_pe() == 1)
+        group.dispatch_expert_major(in.x, routing);
+      else
+        group.dispatch(in.x, routing);
+    });
     EXPECT_EQ(one, Code::mismatch) << text;
     expect_parts(text, {"expert_major with expert_alignment 1"});
     const auto [two, other] = thrown([&] {
-      group.dispatch(in.x, routing,
-                     {.expert_alignment = world.my_pe() == 2 ? 16 : 8, .expert_major = true});
+      group.dispatch_expert_major(in.x, routing, {.alignment = world.my_pe() == 2 ? 16 : 8});
     });
     EXPECT_EQ(two, Code::mismatch) << other;
     check_expert_major(group, c, {.alignment = 16}, host_tensors());  // the group stays usable
@@ -157,25 +160,23 @@ TEST(EpExpertMajorMode, BadArgumentsLeaveTheGroupUsable) {
     const std::int64_t most =
         2 * group.options().max_tokens * 3 + 3 * 3;  // ranks * max_tokens * local experts + gaps
     const auto [limit, text] = thrown([&] {
-      group.dispatch(in.x, routing,
-                     {.expert_alignment = 4, .expert_major = true, .worst_case_rows = most + 1});
+      group.dispatch_expert_major(in.x, routing, {.alignment = 4, .worst_case_rows = most + 1});
     });
     EXPECT_EQ(limit, Code::invalid_argument) << text;
     expect_parts(text, {std::to_string(most)});
     const ep::Dispatched rank_major = group.dispatch(in.x, routing);
-    EXPECT_EQ(
-        thrown([&] { group.dispatch(in.x, rank_major.handle, {.expert_major = true}); }).first,
-        Code::invalid_argument);
-    const ep::Dispatched expert_major = group.dispatch(
-        in.x, routing, {.weights = in.weights, .expert_alignment = 4, .expert_major = true});
-    Tensor wide = Tensor::empty(DataType::float32, {expert_major.rows, c.top_k});
+    EXPECT_EQ(thrown([&] { group.dispatch_expert_major(in.x, rank_major.handle); }).first,
+              Code::invalid_argument);
+    const ep::ExpertMajorDispatched expert_major =
+        group.dispatch_expert_major(in.x, routing, {.weights = in.weights, .alignment = 4});
+    Tensor wide = Tensor::empty(DataType::float32, {*expert_major.rows, c.top_k});
     EXPECT_EQ(thrown([&] {
                 group.combine(expert_major.x, expert_major.handle, {.weights = wide});
               }).first,
               Code::invalid_argument);
     EXPECT_EQ(thrown([&] { group.combine(rank_major.x, expert_major.handle); }).first,
               Code::invalid_argument);
-    group.combine(expert_major.x, expert_major.handle, {.weights = expert_major.topk_weights});
+    group.combine(expert_major.x, expert_major.handle, {.weights = *expert_major.topk_weights});
     check_expert_major(group, c, call, host_tensors());
   });
 }
@@ -194,19 +195,19 @@ TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllRanks) {
     for (std::int64_t i = 0; i < 3 * tokens; ++i) topk.as<std::int64_t>()[i] = 6 + i % 3;
     const ep::Routing routing = group.route(topk);
     for (int round = 0; round < 2; ++round) {
-      const auto [code, text] = thrown([&] { group.dispatch(x, routing, {.expert_major = true}); });
+      const auto [code, text] = thrown([&] { group.dispatch_expert_major(x, routing); });
       EXPECT_EQ(code, Code::exhausted) << text;
       expect_parts(text, {"PE 2 is sent 144 rows", "GroupOptions.max_tokens", "live_results"});
-      const auto [small, why] = thrown(
-          [&] { group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 47}); });
+      const auto [small, why] =
+          thrown([&] { group.dispatch_expert_major(x, routing, {.worst_case_rows = 47}); });
       EXPECT_EQ(small, Code::exhausted) << why;
       expect_parts(why, {"allows 47 rows"});
       // The whole receive area holds three times a rank-major result.
-      ep::Dispatched got =
-          group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 144});
+      ep::ExpertMajorDispatched got =
+          group.dispatch_expert_major(x, routing, {.worst_case_rows = 144});
       EXPECT_EQ(got.x.shape[0], 144);
-      const auto [full, held] = thrown(
-          [&] { group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = 144}); });
+      const auto [full, held] =
+          thrown([&] { group.dispatch_expert_major(x, routing, {.worst_case_rows = 144}); });
       EXPECT_EQ(full, Code::exhausted) << held;
       expect_parts(held, {"live_results"});
       // Expert output in place can be fetched; there is no room to stage so many rows.
@@ -237,7 +238,7 @@ TEST(EpExpertMajorMode, SmallRowsMakeRoomForMore) {
     std::memset(x.data, 0, x.bytes());
     for (std::int64_t i = 0; i < 2 * c.max_tokens; ++i) topk.as<std::int64_t>()[i] = i % 2;
     const ep::Routing routing = group.route(topk);
-    const ep::Dispatched got = group.dispatch(x, routing, {.expert_major = true});
+    const ep::ExpertMajorDispatched got = group.dispatch_expert_major(x, routing);
     EXPECT_EQ(got.rows, group.team().my_pe() == 0 ? 128 : 0);  // 64 rows in the rank-major layout
   });
 }

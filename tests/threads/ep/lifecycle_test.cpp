@@ -39,7 +39,7 @@ TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
     EXPECT_EQ(seen.low_latency_dispatches, 3U);
     EXPECT_EQ(seen.low_latency_combines, 2U);
     // A token crosses once to each rank that holds an expert of it, in both modes.
-    const auto& sent = routing.tokens_per_rank;
+    const auto& sent = routing.counts->tokens_per_rank;
     EXPECT_EQ(seen.rows_sent, 8U * std::accumulate(sent.begin(), sent.end(), 0U));
     EXPECT_EQ(seen.rows_received, 8U * expected_dispatch(c, me).source_token.size());
     for (const auto time : {seen.dispatch_time, seen.combine_time, seen.low_latency_dispatch_time,

@@ -230,7 +230,7 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
   std::atomic<const WaitPoint*> of_pe_0 = nullptr;
   std::atomic<int> sent{0};
   run_case(c, [&](World& world, ep::Group& group) {
-    if (world.my_pe() == 0) of_pe_0 = &world.state().waits().wait_point();
+    if (world.my_pe() == 0) of_pe_0 = &state_of(world).waits().wait_point();
     sync(world.team());
     const Inputs in(c, world.my_pe());
     std::vector<std::int32_t> counts(static_cast<std::size_t>(c.local_experts()));

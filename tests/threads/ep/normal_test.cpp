@@ -87,7 +87,7 @@ TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {
       const ep::Dispatched again = group.dispatch(in.x, first.handle);
       ASSERT_EQ(again.rows, first.rows);
       expect_same("cached rows", again.x.data, first.x.data, first.x.bytes(), 2);
-      EXPECT_FALSE(again.topk_idx.defined());
+      EXPECT_FALSE(again.topk_idx.has_value());
       const Tensor y = expert_output_of(c, world.my_pe(), first);
       const ep::Combined combined = group.combine(y, again.handle);
       const auto wanted = expected_combine(c, world.my_pe());
@@ -154,11 +154,11 @@ TEST(EpNormalMode, Float8RowsCarryTheirScales) {
         ASSERT_EQ(got.x.as<std::uint8_t>()[i * c.hidden + ch],
                   code(wanted.source_rank[i], wanted.source_token[i], ch));
       for (std::int64_t g = 0; g < 2; ++g)
-        ASSERT_EQ(got.scales.as<float>()[i * 2 + g],
+        ASSERT_EQ(got.scales->as<float>()[i * 2 + g],
                   static_cast<float>(wanted.source_rank[i] * 100 + wanted.source_token[i] * 2 + g));
     }
     // Experts take float8 rows and return bfloat16.
-    Tensor y = Tensor::empty(DataType::bfloat16, {got.rows, c.hidden});
+    Tensor y = Tensor::empty(DataType::bfloat16, {*got.rows, c.hidden});
     std::memset(y.data, 0, y.bytes());
     EXPECT_EQ(group.combine(y, got.handle).x.shape[0], tokens);
   });
@@ -204,7 +204,7 @@ TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
     }
     EXPECT_EQ(code, Code::exhausted);
     ASSERT_GE(held.size(), 2U);  // GroupOptions.live_results
-    expect_same("held rows", held[1].x.data, held[0].x.data, held[0].rows * c.hidden * 2, 2);
+    expect_same("held rows", held[1].x.data, held[0].x.data, *held[0].rows * c.hidden * 2, 2);
     held.clear();
     check_normal(group, c);  // all memory is free again
   });

@@ -51,8 +51,8 @@ TEST(EpObserve, RecordsOperationsWithTheirPhasesRowsAndBytes) {
     const GroupRecord seen = own_group(world);
     EXPECT_EQ(seen.rank, world.my_pe());
     ASSERT_EQ(seen.operations.size(), 3U);
-    const auto rows = std::accumulate(routing.tokens_per_rank.begin(),
-                                      routing.tokens_per_rank.end(), std::uint64_t{0});
+    const auto rows = std::accumulate(routing.counts->tokens_per_rank.begin(),
+                                      routing.counts->tokens_per_rank.end(), std::uint64_t{0});
     const std::vector<std::string> names = {"dispatch", "combine", "low_latency_dispatch"};
     const std::vector<std::vector<std::string>> phases = {{"notify", "send", "receive"},
                                                           {"send", "notify", "receive", "finish"},
@@ -101,7 +101,7 @@ TEST(EpObserve, CountersAgreeWithStatistics) {
     std::int64_t waited = 0;
     ASSERT_EQ(seen.peers.size(), 3U);
     for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
-      EXPECT_EQ(seen.peers[rank].rows, 4U * routing.tokens_per_rank[rank]);
+      EXPECT_EQ(seen.peers[rank].rows, 4U * routing.counts->tokens_per_rank[rank]);
       waited += seen.peers[rank].wait_ns;
     }
     EXPECT_EQ(waited, counted.wait_time.count());

@@ -149,7 +149,7 @@ TEST(EpOrder, ADeadlineHoldsAlsoWhenTheWorldHasFailedElsewhere) {
       options.timeout = std::chrono::milliseconds(300);
       ep::Group group(world.team(), options);
       if (world.my_pe() == 2) {
-        world.state().health().fail_world("failed on purpose");
+        state_of(world).health().fail_world("failed on purpose");
       } else if (world.my_pe() == 1) {
         // The PE is alive but does not call.
         EXPECT_TRUE(wait_for([&] { return ended.load(); }));
@@ -263,10 +263,12 @@ TEST(EpRoutingOrigin, RoutingOfAnotherBackendIsRejected) {
     ep::Routing routing = group.route(in.topk_idx);
     auto foreign = std::make_shared<ep::detail::RoutingState>();  // as a CUDA group makes it
     foreign->backend = ep::detail::BackendKind::cuda;
-    foreign->shape = routing.state->shape;
-    foreign->tokens = routing.state->tokens;
+    foreign->shape = state_of(routing)->shape;
+    foreign->tokens = state_of(routing)->tokens;
     foreign->topk_idx = routing.topk_idx;
-    routing.state = foreign;
+    const Tensor topk_idx = routing.topk_idx;
+    routing = detail::Access::make<ep::Routing>(foreign);
+    routing.topk_idx = topk_idx;
     try {
       group.dispatch(in.x, routing);
       FAIL() << "the routing lies in GPU memory";

@@ -15,7 +15,7 @@
 namespace shoal::test {
 namespace {
 
-float load(const TensorView& tensor, std::int64_t i) {
+float load(const ConstTensorView& tensor, std::int64_t i) {
   return tensor.dtype == DataType::float32 ? tensor.as<float>()[i]
                                            : float_from_float16(tensor.as<std::uint16_t>()[i]);
 }
@@ -54,10 +54,10 @@ Tensor bias_tensor(DataType dtype, std::int64_t tokens, std::int64_t hidden, std
 /// The result of combine for one channel: biases, then the ranks' expert output in the given order,
 /// in float32.
 template <typename Ranks>
-float sum_of(DataType dtype, const std::vector<TensorView>& biases, std::int64_t at, float x,
+float sum_of(DataType dtype, const std::vector<ConstTensorView>& biases, std::int64_t at, float x,
              const Ranks& ranks) {
   float sum = 0;
-  for (const TensorView& bias : biases) sum += load(bias, at);
+  for (const ConstTensorView& bias : biases) sum += load(bias, at);
   for (const std::int32_t rank : ranks) sum += rounded(dtype, rank_factor(rank) * x);
   return sum;
 }
@@ -85,7 +85,7 @@ TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {
     const ep::Dispatched got = group.dispatch(x, group.route(in.topk_idx));
     const ExpectedDispatch wanted = expected_dispatch(c, me);
     ASSERT_EQ(got.rows, static_cast<std::int64_t>(wanted.source_token.size()));
-    Tensor y = Tensor::empty(dtype, {got.rows, c.hidden});
+    Tensor y = Tensor::empty(dtype, {*got.rows, c.hidden});
     for (std::int64_t i = 0; i < y.size(); ++i) {
       const std::int64_t row = i / c.hidden;
       ASSERT_EQ(load(got.x, i),
@@ -96,8 +96,8 @@ TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {
     const Tensor bias0 = bias_tensor(dtype, tokens, c.hidden, 1),
                  bias1 = bias_tensor(dtype, tokens, c.hidden, 2);
     const std::vector<std::int64_t> topk_idx = c.topk(me);
-    for (const std::vector<TensorView>& biases :
-         {std::vector<TensorView>{}, {bias0}, {bias0, bias1}}) {
+    for (const std::vector<ConstTensorView>& biases :
+         {std::vector<ConstTensorView>{}, {bias0}, {bias0, bias1}}) {
       const ep::Combined back = group.combine(y, got.handle, {.bias = biases});
       ASSERT_EQ(back.x.dtype, dtype);
       for (std::int64_t i = 0; i < tokens * c.hidden; ++i) {
@@ -108,7 +108,8 @@ TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {
         std::reverse(ranks.begin(), ranks.end());
         order_shows += sum_of(dtype, biases, i, load(x, i), ranks) != sum;
         float stepwise = 0;
-        for (const TensorView& bias : biases) stepwise = rounded(dtype, stepwise + load(bias, i));
+        for (const ConstTensorView& bias : biases)
+          stepwise = rounded(dtype, stepwise + load(bias, i));
         for (const std::int32_t rank : ranks)
           stepwise = rounded(dtype, stepwise + rounded(dtype, rank_factor(rank) * load(x, i)));
         steps_show += stepwise != rounded(dtype, sum);
@@ -136,8 +137,8 @@ TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {
     const ep::Routing wide_routing = group.route(in.topk_idx), routing = group.route(narrow);
     EXPECT_EQ(routing.topk_idx.dtype, DataType::int64);
     expect_same("topk_idx", routing.topk_idx.data, in.topk_idx.data, in.topk_idx.bytes(), 8);
-    EXPECT_EQ(routing.tokens_per_rank, wide_routing.tokens_per_rank);
-    EXPECT_EQ(routing.tokens_per_expert, wide_routing.tokens_per_expert);
+    EXPECT_EQ(routing.counts->tokens_per_rank, wide_routing.counts->tokens_per_rank);
+    EXPECT_EQ(routing.counts->tokens_per_expert, wide_routing.counts->tokens_per_expert);
     const ep::Dispatched got = group.dispatch(in.x, routing, {.weights = in.weights});
     const ep::Combined back = group.combine(expert_output_of(c, world.my_pe(), got), got.handle);
     const auto wanted = expected_combine(c, world.my_pe());
@@ -183,11 +184,11 @@ TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
       view.shape[1] = n;  // rows stay kScales apart
       const ep::Dispatched got = group.dispatch(in.x, group.route(in.topk_idx), {.scales = view});
       const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
-      ASSERT_EQ(got.scales.describe(),
-                TensorView(nullptr, DataType::int32, {got.rows, n}).describe());
-      ASSERT_TRUE(got.scales.contiguous());
-      for (std::int64_t i = 0; i < got.rows * n; ++i)
-        ASSERT_EQ(got.scales.as<std::int32_t>()[i],
+      ASSERT_EQ(got.scales->describe(),
+                TensorView(nullptr, DataType::int32, {*got.rows, n}).describe());
+      ASSERT_TRUE(got.scales->contiguous());
+      for (std::int64_t i = 0; i < *got.rows * n; ++i)
+        ASSERT_EQ(got.scales->as<std::int32_t>()[i],
                   payload(wanted.source_rank[i / n], wanted.source_token[i / n], i % n));
     }
     const Tensor wide = Tensor::empty(DataType::int32, {tokens, kScales + 1});
@@ -244,7 +245,7 @@ TEST(EpValues, TheSmallestRows) {
       const ep::Dispatched got = codes.dispatch(x, codes.route(in.topk_idx));
       const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
       ASSERT_EQ(got.rows, static_cast<std::int64_t>(wanted.source_token.size()));
-      for (std::int64_t i = 0; i < got.rows * hidden; ++i)
+      for (std::int64_t i = 0; i < *got.rows * hidden; ++i)
         ASSERT_EQ(got.x.as<std::uint8_t>()[i],
                   static_cast<std::uint8_t>(wanted.source_rank[i / hidden] * 64 +
                                             wanted.source_token[i / hidden] * hidden + i % hidden));
@@ -268,7 +269,7 @@ TEST(EpValues, ThreeLiveResultsOfAnySizes) {
       held.push_back(
           group.dispatch(in.x, routing, {.worst_case_rows = random() % 2 ? largest : 0}));
       for (const ep::Dispatched& result : held)
-        expect_same("held rows", result.x.data, held[0].x.data, held[0].rows * c.hidden * 2, 2);
+        expect_same("held rows", result.x.data, held[0].x.data, *held[0].rows * c.hidden * 2, 2);
     }
     expect_error(Code::exhausted, "live_results", [&] {
       for (int i = 0; i < 20; ++i)
@@ -318,17 +319,17 @@ TEST(EpValues, CachedHandleTakesEveryOption) {
       EXPECT_EQ(got.rows, rows);
       EXPECT_EQ(got.x.shape[0], std::max(rows, call.worst_case_rows));
       EXPECT_EQ(got.rows_per_source, wanted.rows_per_source);
-      EXPECT_FALSE(got.topk_idx.defined() || got.source_token.defined());
-      EXPECT_EQ(got.topk_weights.defined(), call.weights);
-      EXPECT_EQ(got.scales.defined(), call.scales);
+      EXPECT_FALSE(got.topk_idx.has_value() || got.source_token.has_value());
+      EXPECT_EQ(got.topk_weights.has_value(), call.weights);
+      EXPECT_EQ(got.scales.has_value(), call.scales);
       for (std::int64_t i = 0; i < rows; ++i) {
         const std::int32_t source = wanted.source_rank[i], token = wanted.source_token[i];
         for (std::int64_t ch = 0; ch < c.hidden; ++ch)
           ASSERT_EQ(got.x.as<std::uint16_t>()[i * c.hidden + ch], other.value(source, token, ch));
-        if (call.scales) ASSERT_EQ(got.scales.as<std::int32_t>()[i], payload(source, token, 0));
+        if (call.scales) ASSERT_EQ(got.scales->as<std::int32_t>()[i], payload(source, token, 0));
       }
       if (call.weights)
-        expect_same("weights", got.topk_weights.data, wanted.weights.data(),
+        expect_same("weights", got.topk_weights->data, wanted.weights.data(),
                     wanted.weights.size() * 4, 4);
       // Each copy returns unchanged: x times the number of ranks, rounded once.
       const ep::Combined back = group.combine(got.x, got.handle);

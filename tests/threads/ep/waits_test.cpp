@@ -64,7 +64,7 @@ TEST(EpWaits, ManyRanksMeetOnOneCore) {
   for (const Pe ranks : {9, 40}) {
     const EpCase c = many(ranks);
     const auto check = [&c](World& world) {
-      EXPECT_EQ(world.state().teams().world_team().meeting, detail::Meeting::at_first);
+      EXPECT_EQ(state_of(world).teams().world_team().meeting, detail::Meeting::at_first);
       for (const bool mask : {false, true}) {
         ep::GroupOptions options = options_for(c);
         options.mask_failed = mask;

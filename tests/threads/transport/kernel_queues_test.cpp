@@ -41,7 +41,7 @@ Settings gda_settings(const std::string& gda = "on") {
 }
 
 const DeviceQueues* queues_of(World& world, Pe pe) {
-  return world.state().fabric().device_queues(pe);
+  return state_of(world).fabric().device_queues(pe);
 }
 
 /// The queues to one PE as its users share them.

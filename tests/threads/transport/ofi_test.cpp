@@ -31,7 +31,7 @@ namespace shoal::test {
 namespace {
 
 void sync(World& world) {
-  detail::sync(world.team().state(), "test");
+  detail::sync(state_of(world.team()), "test");
 }
 
 void check_operations(World& world) {

@@ -144,7 +144,7 @@ TEST(Staged, BoundsRequestsInFlight) {
       barrier(world.team());
       const std::vector<std::uint64_t> here = local(world, words);
       for (std::size_t i = 0; i < kCount; ++i) ASSERT_EQ(here[i], i + 1);
-      const std::size_t most = world.state()
+      const std::size_t most = state_of(world)
                                    .fabric()
                                    .heap_route(peer, transport::capability::all_operations)
                                    .transport.most_in_flight();

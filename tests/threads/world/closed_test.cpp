@@ -11,6 +11,7 @@
 
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
+#include "shoal/detail/access.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -53,7 +54,7 @@ std::vector<Named> queries(const Remains& r) {
       {"bootstrap", [&] { w.bootstrap(); }},
       {"describe_transport", [&] { w.describe_transport(0); }},
       {"connectivity", [&] { w.connectivity(); }},
-      {"state", [&] { w.state(); }},
+      {"state", [&] { detail::Access::state(w); }},
   };
 }
 
@@ -148,12 +149,12 @@ std::vector<Named> collectives(const Remains& r) {
       {"barrier", [&] { barrier(team); }},
       {"barrier of a split", [&] { barrier(r.split); }},
       {"sync", [&] { sync(team); }},
-      {"broadcast", [=, &team] { broadcast(team, target, source, 8, 0); }},
-      {"all_gather", [=, &team] { all_gather(team, target, source, 8); }},
-      {"all_gather of nothing", [=, &team] { all_gather(team, target, source, 0); }},
-      {"all_to_all", [=, &team] { all_to_all(team, target, source, 8); }},
+      {"broadcast", [=, &team] { broadcast_bytes(team, target, source, 8, 0); }},
+      {"all_gather", [=, &team] { all_gather_bytes(team, target, source, 8); }},
+      {"all_gather of nothing", [=, &team] { all_gather_bytes(team, target, source, 0); }},
+      {"all_to_all", [=, &team] { all_to_all_bytes(team, target, source, 8); }},
       {"all_to_all_v",
-       [=, &team] { all_to_all_v(team, target, sizes, offsets, source, sizes, offsets); }},
+       [=, &team] { all_to_all_v_bytes(team, target, sizes, offsets, source, sizes, offsets); }},
       {"reduce", [=, &team] { reduce(team, DataType::int64, ReduceOp::sum, target, source, 1); }},
       {"reduce_scatter",
        [=, &team] { reduce_scatter(team, DataType::int64, ReduceOp::sum, target, source, 1); }},

@@ -56,7 +56,7 @@ class Writer final : public Closable {
 TEST(WorldClosers, CloseEndsWorkBeforeMemoryIsReleased) {
   run_threads(3, world_settings(), [](World& world) {
     const auto writer = std::make_shared<Writer>(world);
-    world.state().closers().add(writer);
+    state_of(world).closers().add(writer);
     world.close();
     EXPECT_EQ(writer->calls, 1);
     EXPECT_EQ(writer->ended, WorldEnd::closed);
@@ -69,7 +69,7 @@ TEST(WorldClosers, RunThreadsEndsWorkThatOutlivesTheBody) {
   run_threads(kPes, world_settings(), [&](World& world) {
     auto& writer = writers[static_cast<std::size_t>(world.my_pe())];
     writer = std::make_shared<Writer>(world);
-    world.state().closers().add(writer);
+    state_of(world).closers().add(writer);
   });
   for (const auto& writer : writers) {
     EXPECT_EQ(writer->calls, 1);
@@ -84,7 +84,7 @@ TEST(WorldClosers, AFailedBodyEndsWorkAsFailed) {
                            [&](World& world) {
                              auto& writer = writers[static_cast<std::size_t>(world.my_pe())];
                              writer = std::make_shared<Writer>(world);
-                             world.state().closers().add(writer);
+                             state_of(world).closers().add(writer);
                              barrier(world.team());
                              if (world.my_pe() == 1) throw std::runtime_error("out of tokens");
                              barrier(world.team());
@@ -110,7 +110,7 @@ class Noted final : public Closable {
 TEST(WorldClosers, TheLastOneIsClosedFirst) {
   std::string order;
   run_threads(1, world_settings(), [&](World& world) {
-    auto& closers = world.state().closers();
+    auto& closers = state_of(world).closers();
     const auto a = std::make_shared<Noted>(order, 'a');
     const auto b = std::make_shared<Noted>(order, 'b');
     closers.add(a);
@@ -124,7 +124,7 @@ TEST(WorldClosers, TheLastOneIsClosedFirst) {
 TEST(WorldClosers, AnEndedWorldTakesNoMore) {
   std::string order;
   run_threads(1, world_settings(), [&](World& world) {
-    auto& closers = world.state().closers();
+    auto& closers = state_of(world).closers();
     const World keeps = world;
     world.close();
     const auto late = std::make_shared<Noted>(order, 'a');

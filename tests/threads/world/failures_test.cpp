@@ -37,7 +37,7 @@ void wait_for(const std::atomic<int>& counter, int value) {
 
 /// Writes to the status board of one PE that this PE has failed: the other PEs do not know yet.
 void fail_for(const World& world, Pe observer, const std::string& reason) {
-  auto& state = world.state();
+  auto& state = state_of(world);
   const ControlLayout& layout = state.memory().layout();
   const std::size_t entry = layout.status(world.my_pe());
   char message[StatusEntry::kMessageBytes] = {};
@@ -78,7 +78,7 @@ std::string error_of_survivor(const std::function<void(World&, const Error&)>& f
 
 TEST(FirstCause, SurvivorsNameThePeThatFailedFirst) {
   const std::string error = error_of_survivor(
-      [](World& world, const Error& own) { world.state().health().fail_world(own.what()); });
+      [](World& world, const Error& own) { state_of(world).health().fail_world(own.what()); });
   EXPECT_TRUE(error.starts_with("peer_failed")) << error;
   EXPECT_TRUE(contains(error, "failed on PE 0 of 3: PE 2: pid 7 ended; it was waiting for PE 1"))
       << error;
@@ -99,9 +99,9 @@ TEST(FirstCause, AnIndependentFailureKeepsItsOwnName) {
   const auto errors = errors_of(2, world_settings(), [](Pe pe, auto bootstrap) {
     World world = World::open({world_settings(), bootstrap});
     if (pe == 1) {
-      world.state().health().fail_world("out of tokens");
-      ASSERT_TRUE(world.state().health().first_cause());
-      EXPECT_EQ(world.state().health().first_cause()->text(), "PE 1: out of tokens");
+      state_of(world).health().fail_world("out of tokens");
+      ASSERT_TRUE(state_of(world).health().first_cause());
+      EXPECT_EQ(state_of(world).health().first_cause()->text(), "PE 1: out of tokens");
     }
     // A wait that ends on both PEs.
     world.wait_until(reinterpret_cast<std::uint64_t*>(world.heap().base()), Compare::equal, 1);
@@ -116,7 +116,7 @@ TEST(FirstCause, AnIndependentFailureKeepsItsOwnName) {
 // end waits.
 TEST(FirstCause, IsPublishedWithoutFailingTheWorld) {
   run_threads(3, world_settings(), [](World& world) {
-    auto& state = world.state();
+    auto& state = state_of(world);
     for (int round = 0; round < 5; ++round) {
       const std::string reason = "late for dispatch " + std::to_string(round);
       if (world.my_pe() == 0) state.health().publish_cause({2, reason});
@@ -209,7 +209,7 @@ TEST(SwallowedFailure, IsExplainedToThoseWhoWaitLater) {
       ++given_up;
     } else if (pe == 1) {
       wait_for(given_up, 1);
-      const auto cause = world.state().health().published_cause(0);
+      const auto cause = state_of(world).health().published_cause(0);
       EXPECT_TRUE(cause);
       EXPECT_EQ(cause.value_or(detail::FailureCause{}).text(),
                 "PE 2: late for barrier (operation 1 of team 0)");
@@ -242,7 +242,7 @@ TEST(SymmetricHeap, ADifferentCallIsNamedWithItsSize) {
       if (world.my_pe() == 0) {
         world.heap().malloc(100);
       } else {
-        detail::exchange(world.team().state(), "abcd", 4, "gather");
+        detail::exchange(state_of(world.team()), "abcd", 4, "gather");
       }
     };
     expect_error(Code::mismatch, "malloc of 100 bytes at offset 0", call);

@@ -115,7 +115,7 @@ TEST(World, TeamsComeBack) {
       if (team.valid()) {
         EXPECT_TRUE(index < 0 || team.index() == index);
         index = team.index();
-        detail::sync(team.state(), "test");
+        detail::sync(state_of(team), "test");
         team.free();
       }
     }
@@ -247,7 +247,7 @@ TEST(RunThreads, RethrowsTheCause) {
     run_threads(4, world_settings(), [&](World& world) {
       if (world.my_pe() == 2) throw std::runtime_error("out of tokens");
       try {
-        detail::sync(world.team().state(), "test");
+        detail::sync(state_of(world.team()), "test");
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::peer_failed);
         EXPECT_TRUE(contains(error.what(), "PE 2: out of tokens")) << error.what();
@@ -268,7 +268,7 @@ TEST(RunThreads, RethrowsTheCause) {
 TEST(RunThreads, OneBadArgumentPoisonsNothing) {
   run_threads(3, world_settings(), [](World& world) {
     if (world.my_pe() == 1) EXPECT_THROW(world.put_value(RemoteSpan<int>{{99, 0}, 1}, 1), Error);
-    detail::sync(world.team().state(), "test");
+    detail::sync(state_of(world.team()), "test");
     check_rma(world);
   });
 }
@@ -281,7 +281,7 @@ TEST(WorldWait, TimesOutAndSaysForWhat) {
   const auto errors = errors_of(2, settings, [&](Pe pe, auto bootstrap) {
     World world = World::open({settings, bootstrap});
     if (pe == 1) {
-      world.state().progress().set(detail::Activity::combine, 1840, "send");
+      state_of(world).progress().set(detail::Activity::combine, 1840, "send");
       while (!waited) std::this_thread::yield();
       return;
     }
@@ -289,7 +289,7 @@ TEST(WorldWait, TimesOutAndSaysForWhat) {
       std::atomic<bool>& flag;
       ~Done() { flag = true; }
     } done{waited};
-    detail::sync(world.team().state(), "barrier");
+    detail::sync(state_of(world.team()), "barrier");
   });
   EXPECT_TRUE(errors[0].starts_with("timeout")) << errors[0];
   EXPECT_TRUE(contains(
@@ -304,7 +304,7 @@ TEST(WorldWait, HearsOfThoseWhoLeft) {
   const auto errors = errors_of(2, world_settings(), [](Pe pe, auto bootstrap) {
     World world = World::open({world_settings(), bootstrap});
     if (pe == 1) return;  // without close
-    detail::sync(world.self_team().state(), "self");
+    detail::sync(state_of(world.self_team()), "self");
     world.wait_until(reinterpret_cast<std::uint64_t*>(world.heap().base()), Compare::equal, 1);
   });
   EXPECT_TRUE(errors[0].starts_with("peer_failed")) << errors[0];
@@ -325,8 +325,8 @@ TEST(WorldWait, GoesOnAmongThoseWhoStay) {
     }
     while (!gone) std::this_thread::yield();
     if (pe == 2) await_block(wait_point_of(world, 0));
-    detail::sync(two.state(), "two");
-    EXPECT_TRUE(world.state().health().has_failed(1));
+    detail::sync(state_of(two), "two");
+    EXPECT_TRUE(state_of(world).health().has_failed(1));
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }

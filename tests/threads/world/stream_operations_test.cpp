@@ -21,7 +21,7 @@ TEST(StreamOperations, GoToTheRightAddresses) {
     const auto words = world.heap().allocate<std::uint32_t>(64);
     const auto flags = world.heap().allocate<std::uint64_t>(4);
     const auto side = std::make_shared<HostDeviceSide>(world, 1);
-    world.state().set_device_side(side);
+    state_of(world).set_device_side(side);
     if (world.my_pe() == 0) {
       const StreamOperations on(world, kStream);
       const std::vector<std::uint32_t> values{1, 2, 3, 4, 5, 6, 7, 8};
@@ -152,7 +152,7 @@ TEST(StreamOperations, NeedAHeapInGpuMemory) {
 TEST(StreamOperations, DescribeTeamsByTheirMembers) {
   run_threads(3, world_settings(), [](World& world) {
     const auto side = std::make_shared<HostDeviceSide>(world, 1);
-    world.state().set_device_side(side);
+    state_of(world).set_device_side(side);
     Team outer = world.team().split_strided(0, 2, 2);
     if (outer.valid()) {
       StreamOperations(world, kStream).barrier(outer);
@@ -160,7 +160,7 @@ TEST(StreamOperations, DescribeTeamsByTheirMembers) {
       EXPECT_EQ(side->joined.members[1], 0u);
       EXPECT_EQ(side->joined.epoch - side->joined.arrived, 3);
       EXPECT_EQ(side->joined.arrived, side->team_words(outer.index()));
-      EXPECT_EQ(side->joined.generation, outer.state().generation);
+      EXPECT_EQ(side->joined.generation, state_of(outer).generation);
       outer.free();
     }
     EXPECT_EQ(cuda::device_team(world.team()).members[0], 0b111u);

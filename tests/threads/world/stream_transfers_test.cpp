@@ -4,25 +4,26 @@
 #include <gtest/gtest.h>
 
 #include "checks/world/host_device_side.hpp"
+#include "shoal/detail/stream_steps.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
 
-using cuda::Block;
-using cuda::EntryFetch;
-using cuda::StreamOperations;
+using detail::EntryFetch;
+using detail::StreamBlock;
+using detail::StreamSteps;
 
 TEST(StreamTransfers, GoToTheRightAddresses) {
   run_threads(2, world_settings(), [](World& world) {
     const auto words = world.heap().allocate<std::uint32_t>(64);
     const auto flags = world.heap().allocate<std::uint64_t>(6);
     const auto side = std::make_shared<HostDeviceSide>(world, 1);
-    world.state().set_device_side(side);
+    state_of(world).set_device_side(side);
     EXPECT_TRUE(cuda::reaches(world.team()));
     barrier(world.team());
     if (world.my_pe() == 0) {
-      const StreamOperations on(world, kStream);
+      const StreamSteps on(world, kStream);
       const std::vector<std::uint32_t> values{1, 2, 3, 4};
       on.put_when(nullptr, 5, words.on(1)[8].address, values.data(), 16, flags.on(1)[2], 7);
       EXPECT_EQ(side->awaited, 1);
@@ -38,9 +39,9 @@ TEST(StreamTransfers, GoToTheRightAddresses) {
       on.take_when(flags.data() + 3, 1, &taken, words.data() + 30, 4, flags.on(1)[4], 3);
       EXPECT_EQ(taken, 11u);
       words.data()[40] = 12;
-      const Block blocks[] = {{words.data() + 32, values.data(), 8},
-                              {words.data() + 40, words.data() + 40, 4},
-                              {words.data() + 44, values.data(), 4, true}};
+      const detail::StreamBlock blocks[] = {{words.data() + 32, values.data(), 8},
+                                            {words.data() + 40, words.data() + 40, 4},
+                                            {words.data() + 44, values.data(), 4, true}};
       on.put_to_all(world.team(), blocks, flags.data(), 6);
       EXPECT_EQ(side->joined.members[0], 0b11u);
       EXPECT_EQ(words.data()[33], 2u);
@@ -66,7 +67,9 @@ TEST(StreamTransfers, GoToTheRightAddresses) {
 }
 
 TEST(StreamTransfers, RefuseBadArguments) {
-  run_with_host_side([](World& world, HostDeviceSide& side, const StreamOperations& on) {
+  run_with_host_side([](World& world, HostDeviceSide& side,
+                        const cuda::StreamOperations& operations) {
+    const detail::StreamSteps on(world, operations.stream());
     const auto refused = [](const char* text, auto call) {
       expect_error(Code::invalid_argument, text, call);
     };
@@ -89,10 +92,10 @@ TEST(StreamTransfers, RefuseBadArguments) {
             [&] { on.take_when(word, 0, heap, outside, 8, flag, 1); });
     refused("no aligned word", [&] { on.take_when(outside, 0, heap, heap, 8, flag, 1); });
 
-    const Block away[] = {{outside, heap, 8}};
+    const detail::StreamBlock away[] = {{outside, heap, 8}};
     refused("does not lie in this PE's symmetric heap",
             [&] { on.put_to_all(world.team(), away, word, 1); });
-    const Block unusable[] = {{heap, forbidden, 8}};
+    const detail::StreamBlock unusable[] = {{heap, forbidden, 8}};
     refused("put_to_all: not of the GPU", [&] { on.put_to_all(world.team(), unusable, word, 1); });
     refused("no aligned word", [&] { on.put_to_all(world.team(), {}, outside, 1); });
     auto* const last = reinterpret_cast<std::uint64_t*>(heap + size - 8);

@@ -29,7 +29,7 @@ TEST(Waits, WritesWakeAPeOfAnotherNode) {
   settings.node_size = 1;
   std::atomic<const WaitPoint*> of_pe_1 = nullptr;
   run_threads(2, settings, [&](World& world) {
-    if (world.my_pe() == 1) of_pe_1 = &world.state().waits().wait_point();
+    if (world.my_pe() == 1) of_pe_1 = &state_of(world).waits().wait_point();
     barrier(world.team());
     check_writes_wake(world, of_pe_1);
     barrier(world.team());
@@ -44,7 +44,7 @@ TEST(Waits, AFullCoreTurnsSpinningOff) {
   const auto errors = run_on_one_core(
       2,
       [](World& world) {
-        EXPECT_TRUE(world.state().waits().crowded());
+        EXPECT_TRUE(state_of(world).waits().crowded());
         check_writes_wake(world);
         check_stores_are_seen(world);
       },
@@ -78,10 +78,10 @@ TEST(Waits, ManyPesMeetOnOneCore) {
     const auto errors = run_on_one_core(
         pes,
         [pes, &blocks](World& world) {
-          EXPECT_EQ(world.state().teams().world_team().meeting,
+          EXPECT_EQ(state_of(world).teams().world_team().meeting,
                     pes == 5 ? detail::Meeting::at_all : detail::Meeting::at_first);
           check_meetings(world);
-          blocks += world.state().waits().wait_point().blocks();
+          blocks += state_of(world).waits().wait_point().blocks();
         },
         world_settings());
     if (pes >= 40) EXPECT_GT(blocks.load(), 0u) << pes;
@@ -96,7 +96,7 @@ TEST(Waits, ManyPesOfTwoNodesMeetInRounds) {
   const auto errors = run_on_one_core(
       40,
       [](World& world) {
-        EXPECT_EQ(world.state().teams().world_team().meeting, detail::Meeting::in_rounds);
+        EXPECT_EQ(state_of(world).teams().world_team().meeting, detail::Meeting::in_rounds);
         check_meetings(world);
       },
       settings);
@@ -111,9 +111,9 @@ TEST(Waits, PesNextToAnotherProgramBlock) {
     while (!done.load(std::memory_order_relaxed)) continue;
   });
   const auto check = [](World& world) {
-    EXPECT_EQ(world.state().waits().crowded(), true);
+    EXPECT_EQ(state_of(world).waits().crowded(), true);
     const auto all_yield = [&] {
-      const auto mine = static_cast<std::byte>(world.state().waits().yields() ? 1 : 0);
+      const auto mine = static_cast<std::byte>(state_of(world).waits().yields() ? 1 : 0);
       const auto all = exchange_bytes(world.team(), std::span(&mine, 1));
       return std::ranges::all_of(all, [](std::byte yields) { return yields == std::byte{1}; });
     };
@@ -138,8 +138,8 @@ TEST(Waits, ABlockEndsAtTheDeadline) {
       try {
         world.wait_until(flag.data(), Compare::equal, 1);
       } catch (const Error&) {
-        EXPECT_GT(world.state().waits().wait_point().blocks(), 0u);
-        EXPECT_EQ(world.state().waits().wait_point().awaited(), 0u);
+        EXPECT_GT(state_of(world).waits().wait_point().blocks(), 0u);
+        EXPECT_EQ(state_of(world).waits().wait_point().awaited(), 0u);
         world.signal_set(flag.on(0), 1);
         throw;
       }
@@ -164,7 +164,7 @@ TEST(Waits, AFailureWakesBlockedPes) {
       const WaitPoint& waiter = wait_point_of(world, 1);
       await_block(waiter);
       const std::uint64_t before = waiter.wakes();
-      world.state().health().fail_world("out of tokens");
+      state_of(world).health().fail_world("out of tokens");
       wakes = waiter.wakes() - before;
     }
   });
@@ -178,7 +178,7 @@ TEST(Waits, ThreadsOfOnePeBlockTogether) {
     constexpr std::size_t kThreads = 4, kRounds = 50;
     const auto flags = world.heap().allocate<std::uint64_t>(kThreads);
     const Pe other = 1 - world.my_pe();
-    auto& state = world.state();
+    auto& state = state_of(world);
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < kThreads; ++i)
       threads.emplace_back([&, i] {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "shoal/detail/ep_layouts.hpp"
 #include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal/shoal.h"
@@ -239,7 +240,7 @@ TEST(CApiLayout, InitMacrosHaveTheDefaults) {
   EXPECT_EQ(group.timeout_ms, wanted.timeout.count());
   const shoal_ep_dispatch_options dispatch = SHOAL_EP_DISPATCH_OPTIONS_INIT;
   EXPECT_EQ(dispatch.expert_alignment, ep::DispatchOptions().expert_alignment);
-  EXPECT_EQ(dispatch.expert_major != 0, ep::DispatchOptions().expert_major);
+  EXPECT_EQ(dispatch.expert_major != 0, ep::detail::AnyDispatchOptions().expert_major);
   EXPECT_EQ(dispatch.copy_out != 0, ep::DispatchOptions().copy_out);
   const shoal_ep_low_latency_dispatch_options send = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
   EXPECT_EQ(send.quantize, static_cast<int>(ep::LowLatencyDispatchOptions().quantize));

@@ -37,7 +37,7 @@ Settings nccl_settings(const char* which) {
 }
 
 cuda::Stream stream_of(World& world) {
-  return reinterpret_cast<cuda::Stream>(world.state().memory().cuda()->stream);
+  return reinterpret_cast<cuda::Stream>(state_of(world).memory().cuda()->stream);
 }
 
 /// value(pe, i): element i of what PE `pe` sends.
@@ -54,12 +54,12 @@ TEST(Nccl, RunsLargeCollectives) {
     const auto target = world.heap().allocate<std::int32_t>(kCount * n);
     const StreamCollectives on(world.team(), stream_of(world));
     for (std::size_t i = 0; i < kCount * n; ++i) source[i] = value(me, i);
-    on.broadcast(target.data(), source.data(), kFrom, 2);
+    on.broadcast_bytes(target.data(), source.data(), kFrom, 2);
     for (std::size_t i = 0; i < kCount; ++i) EXPECT_EQ(target[i], value(2, i));
-    on.all_gather(target.data(), source.data(), kFrom);
+    on.all_gather_bytes(target.data(), source.data(), kFrom);
     for (std::size_t pe = 0; pe < n; ++pe)
       for (std::size_t i = 0; i < kCount; ++i) EXPECT_EQ(target[pe * kCount + i], value(pe, i));
-    on.all_to_all(target.data(), source.data(), kFrom);
+    on.all_to_all_bytes(target.data(), source.data(), kFrom);
     for (std::size_t pe = 0; pe < n; ++pe)
       for (std::size_t i = 0; i < kCount; ++i)
         EXPECT_EQ(target[pe * kCount + i], value(pe, me * kCount + i));
@@ -119,7 +119,7 @@ void run_by_default(const Settings& settings, int gpus, bool by_nccl) {
       // The kernels of Shoal cannot start: there is no GPU.
       expect_error(Code::system, "did not start on GPU", call);
     };
-    run([&] { on.broadcast(target.data(), source.data(), std::size_t{1} << 20, 3); });
+    run([&] { on.broadcast_bytes(target.data(), source.data(), std::size_t{1} << 20, 3); });
     if (by_nccl)
       for (std::size_t i = 0; i < 1000; ++i) EXPECT_EQ(target[i], value(3, i));
     run([&] { on.reduce<std::int32_t>(ReduceOp::sum, target.data(), source.data(), kElements); });
@@ -129,10 +129,10 @@ void run_by_default(const Settings& settings, int gpus, bool by_nccl) {
                   value(0, i) + value(1, i) + value(2, i) + value(3, i));
     // Shoal's kernels, which the fake does not have, run these.
     expect_error(Code::system, "did not start on GPU",
-                 [&] { on.all_gather(target.data(), source.data(), std::size_t{4} << 20); });
+                 [&] { on.all_gather_bytes(target.data(), source.data(), std::size_t{4} << 20); });
     expect_error(Code::system, "did not start on GPU",
-                 [&] { on.broadcast(target.data(), source.data(), 4096, 3); });
-    EXPECT_EQ(world.team().state().engine != nullptr, by_nccl);
+                 [&] { on.broadcast_bytes(target.data(), source.data(), 4096, 3); });
+    EXPECT_EQ(state_of(world.team()).engine != nullptr, by_nccl);
     barrier(world.team());
   });
 }
@@ -165,7 +165,7 @@ void expect_refusal(const Settings& settings, int gpus, const char* text) {
     const auto array = world.heap().allocate<std::int32_t>(kCount);
     const StreamCollectives on(world.team(), stream_of(world));
     expect_error(Code::unsupported, text,
-                 [&] { on.broadcast(array.data(), array.data(), kFrom, 0); });
+                 [&] { on.broadcast_bytes(array.data(), array.data(), kFrom, 0); });
   });
 }
 

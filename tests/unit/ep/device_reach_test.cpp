@@ -44,7 +44,7 @@ void expect_range(const detail::SharedRanges& ranges, Pe pe, std::uint64_t id,
 TEST(SharedRanges, AreFoundByAddressWhileTheyAreShared) {
   const FakeCuda fake({.gpus = 2});
   run_threads(3, gpu_world_settings(), [](World& world) {
-    const auto& ranges = world.state().memory().shared_ranges();
+    const auto& ranges = state_of(world).memory().shared_ranges();
     const std::uint64_t before = ranges.version();
     const ForeignMemory mine(world, kMiB, ForeignMemory::Kind::malloc);
     EXPECT_EQ(ranges.find(mine.data(), 16).id, 0u);
@@ -72,7 +72,7 @@ TEST(SharedRanges, AreFoundByAddressWhileTheyAreShared) {
 TEST(SharedRanges, HaveIncreasingNumbersPerOwner) {
   const FakeCuda fake({.gpus = 2});
   run_threads(2, gpu_world_settings(), [](World& world) {
-    const auto& ranges = world.state().memory().shared_ranges();
+    const auto& ranges = state_of(world).memory().shared_ranges();
     const ForeignMemory one(world, kMiB, ForeignMemory::Kind::malloc),
         two(world, kMiB, ForeignMemory::Kind::malloc);
     const bool first = world.my_pe() == 0;
@@ -96,7 +96,7 @@ TEST(SharedRanges, HaveIncreasingNumbersPerOwner) {
 TEST(SharedRanges, OfFreedMemoryAreNotFound) {
   const FakeCuda fake({.gpus = 1});
   run_threads(2, gpu_world_settings(), [](World& world) {
-    const auto& ranges = world.state().memory().shared_ranges();
+    const auto& ranges = state_of(world).memory().shared_ranges();
     SharedBuffer shared;
     const std::byte* was = nullptr;
     {
@@ -114,9 +114,9 @@ TEST(SharedRanges, OfFreedMemoryAreNotFound) {
 TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {
   const FakeCuda fake({.gpus = 2, .peer_access = [](int, int) { return false; }});
   run_threads(2, gpu_world_settings(), [](World& world) {
-    EXPECT_EQ(world.state().fabric().heap_domains(), (std::vector<std::int32_t>{0, 1}));
-    EXPECT_EQ(world.state().fabric().host_domains(), (std::vector<std::int32_t>{0, 0}));
-    const std::string why = world.state().fabric().why_out_of_reach(1 - world.my_pe());
+    EXPECT_EQ(state_of(world).fabric().heap_domains(), (std::vector<std::int32_t>{0, 1}));
+    EXPECT_EQ(state_of(world).fabric().host_domains(), (std::vector<std::int32_t>{0, 0}));
+    const std::string why = state_of(world).fabric().why_out_of_reach(1 - world.my_pe());
     expect_parts(why, {"no peer access to GPU"});
   });
   EXPECT_EQ(FakeCuda::leaks(), "");
@@ -224,8 +224,8 @@ TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {
     settings.host_id = pe == 0 ? "a" : "b";
     World world = World::open({settings, bootstrap});
     const Pe other = 1 - pe;
-    EXPECT_EQ(world.state().fabric().heap_domains(), (std::vector<std::int32_t>{0, 0}));
-    EXPECT_EQ(world.state().fabric().host_domains(), (std::vector<std::int32_t>{0, 1}));
+    EXPECT_EQ(state_of(world).fabric().heap_domains(), (std::vector<std::int32_t>{0, 0}));
+    EXPECT_EQ(state_of(world).fabric().host_domains(), (std::vector<std::int32_t>{0, 1}));
     const std::string how = world.describe_transport(other);
     EXPECT_TRUE(how.starts_with("cuda_p2p: load-store")) << how;
     EXPECT_NE(world.heap().peer_pointer(world.heap().base(), other), nullptr);

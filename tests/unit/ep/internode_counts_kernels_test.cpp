@@ -3,6 +3,7 @@
 // same nodes and the same routing.
 // @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 //
 #include <gtest/gtest.h>
 
@@ -45,20 +46,20 @@ std::vector<HostCounts> host_counts(const Case& c, Ranks& ranks) {
     std::memset(x.data, 0, x.bytes());
     const Routing routing =
         group.route(TensorView(rank.topk_idx.data(), DataType::int64, {tokens, c.top_k}));
-    DispatchOptions dispatch;
+    detail::AnyDispatchOptions dispatch;
     dispatch.expert_major = c.alignment > 0;
     if (c.alignment > 0) dispatch.expert_alignment = c.alignment;
-    const auto combine = [&](const Dispatched& received) {
+    const auto combine = [&](const detail::AnyDispatched& received) {
       (void)group.combine(received.x, received.handle, {});
     };
     Handle handle;
     {
-      const Dispatched received = group.dispatch(x, routing, dispatch);
+      const detail::AnyDispatched received = detail::dispatch(group, x, routing, dispatch);
       handle = received.handle;
       combine(received);
     }
-    combine(group.dispatch(x, handle, {}));
-    combine(group.dispatch(x, routing, dispatch));
+    combine(detail::dispatch(group, x, handle, {}));
+    combine(detail::dispatch(group, x, routing, dispatch));
     all[me].statistics = group.statistics();
     for (const auto& pe : observe::read_process())
       if (pe.pe == world.my_pe()) all[me].record = pe.groups.at(0);

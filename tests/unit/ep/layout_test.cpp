@@ -11,6 +11,7 @@
 #include "ep/host/rows/store_choice.hpp"
 #include "ep/plan/arena.hpp"
 #include "ep/plan/routing.hpp"
+#include "shoal/detail/access.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::ep {
@@ -144,9 +145,8 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
         detail::checked_topk(TensorView(topk_idx.data(), DataType::int64, {c.tokens(0), c.top_k}),
                              shape, c.max_tokens, "test"),
         shape);
-    Routing routing;
+    auto routing = shoal::detail::Access::make<Routing>(state);
     routing.topk_idx = state->topk_idx;
-    routing.state = state;
     std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
     std::vector<std::int32_t> node_of(c.ranks), per_node(2);  // even ranks, odd ranks
     for (std::int32_t rank = 0; rank < c.ranks; ++rank) node_of[rank] = rank % 2;
@@ -166,7 +166,7 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
         per_node[node] += here;
       }
       std::int32_t last = -1;  // copies are ordered by the last top-k slot of their rank
-      for (const detail::Copy& copy : routing.state->copies_of(t)) {
+      for (const detail::Copy& copy : state_of(routing)->copies_of(t)) {
         std::int32_t topk_slot = -1;
         for (std::int32_t k = 0; k < c.top_k; ++k)
           if (topk_idx[t * c.top_k + k] >= 0 &&

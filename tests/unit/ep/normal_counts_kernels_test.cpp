@@ -3,6 +3,7 @@
 // routing. Each rank runs on a thread with a GPU of its own.
 // @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 //
 #include <gtest/gtest.h>
 
@@ -198,11 +199,11 @@ std::vector<HostCounts> host_counts(const std::vector<std::vector<std::int64_t>>
     std::vector<std::int64_t> experts = topk[me];
     const Routing routing =
         group.route(TensorView(experts.data(), DataType::int64, {kTokens[me], kTopK}));
-    DispatchOptions dispatch;
+    detail::AnyDispatchOptions dispatch;
     dispatch.expert_major = alignment > 0;
     if (alignment > 0) dispatch.expert_alignment = alignment;
-    Handle handle = group.dispatch(x, routing, dispatch).handle;
-    group.dispatch(x, handle, {});
+    Handle handle = detail::dispatch(group, x, routing, dispatch).handle;
+    (void)detail::dispatch(group, x, handle, {});
     all[me].statistics = group.statistics();
     for (const auto& pe : observe::read_process())
       if (pe.pe == world.my_pe()) all[me].record = pe.groups.at(0);

@@ -68,7 +68,7 @@ TEST(CudaWorld, EmulatedNodesShareTheGpusOfTheirHost) {
   Settings settings = cuda_settings();
   settings.node_size = 1;
   run_threads(4, settings, [](World& world) {
-    EXPECT_EQ(world.state().memory().cuda()->device, world.my_pe());
+    EXPECT_EQ(state_of(world).memory().cuda()->device, world.my_pe());
     EXPECT_EQ(world.my_pe_on_node(), 0);
   });
 }
@@ -86,11 +86,11 @@ TEST_P(CudaHeap, MovesAndReducesCollectively) {
       mine[i] = static_cast<std::int32_t>(i) + 1'000'000 * world.my_pe();
     world.put(source.on(world.my_pe()), mine);
     const auto at = [&](std::size_t i) { return local(world, target, i); };
-    all_gather(team, target.data(), source.data(), kCount * sizeof mine[0]);
+    all_gather_bytes(team, target.data(), source.data(), kCount * sizeof mine[0]);
     EXPECT_EQ(at(3 * kCount + 17), 3'000'017);
-    broadcast(team, target.data(), source.data(), kCount * sizeof mine[0], 2);
+    broadcast_bytes(team, target.data(), source.data(), kCount * sizeof mine[0], 2);
     EXPECT_EQ(at(5), 2'000'005);
-    all_to_all(team, target.data(), source.data(), kCount * sizeof mine[0]);
+    all_to_all_bytes(team, target.data(), source.data(), kCount * sizeof mine[0]);
     EXPECT_EQ(at(kCount + 1), 1'000'001 + static_cast<std::int32_t>(kCount) * world.my_pe());
     for (const bool in_place : {false, true}) {
       reduce(team, DataType::int32, ReduceOp::sum, in_place ? source.data() : target.data(),
@@ -158,13 +158,13 @@ TEST(CudaHeapWindow, GivesAByteOneAddressInAProcess) {
   std::set<std::byte*> starts;
   run_threads(4, cuda_settings(), [&](World& world) {
     for (Pe pe = 0; pe < 4; ++pe) {
-      EXPECT_EQ(
-          world.state().fabric().peer_base(pe),
-          world.state().fabric().peer_base(0) + static_cast<std::size_t>(pe) * world.heap().size());
+      EXPECT_EQ(state_of(world).fabric().peer_base(pe),
+                state_of(world).fabric().peer_base(0) +
+                    static_cast<std::size_t>(pe) * world.heap().size());
       const std::lock_guard lock(mutex);
-      starts.insert(world.state().fabric().peer_base(pe));
+      starts.insert(state_of(world).fabric().peer_base(pe));
     }
-    EXPECT_EQ(world.heap().base(), world.state().fabric().peer_base(world.my_pe()));
+    EXPECT_EQ(world.heap().base(), state_of(world).fabric().peer_base(world.my_pe()));
   });
   EXPECT_EQ(starts.size(), 4u);
 }

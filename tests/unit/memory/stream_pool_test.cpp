@@ -158,7 +158,7 @@ TEST(StreamPool, MakesNoStreamsForLaterWorlds) {
   for (int number = 0; number < kWorlds; ++number)
     run_threads(4, gpu_world_settings(), [&](World& world) {
       const std::lock_guard lock(mutex);
-      seen.insert(world.state().memory().cuda()->stream);
+      seen.insert(state_of(world).memory().cuda()->stream);
       seen.insert(cuda::launch_context(world).priority);
     });
   EXPECT_EQ(seen.size(), 8u) << "two for each PE";

@@ -28,7 +28,7 @@ class CurrentGpu {
 
 }  // namespace
 
-void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+void gate(const ConstTensorView& logits, const ConstTensorView& bias, const GateOptions& options,
           const GateArrays& to) {
   require(options.experts <= Gate::kMostExperts, Code::unsupported,
           "SHOAL-N508: GateOptions::experts is {}; on GPUs at most {}", options.experts,

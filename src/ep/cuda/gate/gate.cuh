@@ -30,7 +30,7 @@ cudaError_t launch_gate(const Gate& call, cudaStream_t stream);
 
 /// Arguments are checked, apart from the number of experts. Throws Error{unsupported} for too many,
 /// Error{system} with CUDA's reason where the kernel does not start.
-void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+void gate(const ConstTensorView& logits, const ConstTensorView& bias, const GateOptions& options,
           const GateArrays& to);
 
 }  // namespace shoal::ep::cuda

@@ -105,7 +105,7 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
   const memory::DeviceDescription mine_here = state.world->memory().cuda()->description();
   const auto all =
-      shoal::detail::exchange(state.team.state(), &mine_here, sizeof(mine_here), "ep group");
+      shoal::detail::exchange(state_of(state.team), &mine_here, sizeof(mine_here), "ep group");
   ranks_on_gpu = 0;
   for (std::size_t at = 0; at < all.size(); at += sizeof(memory::DeviceDescription)) {
     memory::DeviceDescription theirs;

@@ -104,7 +104,7 @@ struct CudaGroup {
   /// have no memory; it yields another address, because kernels recognise by nullptr that the call
   /// has no such tensor.
   template <typename T>
-  const T* elements(const TensorView& tensor) const {
+  const T* elements(const ConstTensorView& tensor) const {
     if (!tensor.defined() || tensor.data != nullptr)
       return tensor.defined() ? tensor.as<T>() : nullptr;
     return reinterpret_cast<const T*>(device.memory);

@@ -65,7 +65,7 @@ class InternodeBackend final : public detail::Backend {
     staged_->warmup(group);  // makes the group's own calls
     synchronize_kernels();
   }
-  void* stream() const override { return staging_.stream; }
+  Stream stream() const override { return staging_.stream; }
   void synchronize() override {
     staged_->synchronize();
     synchronize_kernels();
@@ -74,7 +74,7 @@ class InternodeBackend final : public detail::Backend {
     staged_->drain();
     if (kernels_) kernels_->drain();
   }
-  void order_after(void* stream) noexcept override {
+  void order_after(Stream stream) noexcept override {
     if (kernels_ && kernels_->normal)
       kernels_->normal->group.order_after(static_cast<cudaStream_t>(stream));
     if (kernels_) kernels_->group.order_after(static_cast<cudaStream_t>(stream));
@@ -87,7 +87,7 @@ class InternodeBackend final : public detail::Backend {
     const char mine = reason ? 1 : 0;
     std::int32_t rank = 0;
     for (const std::byte other :
-         shoal::detail::exchange(state_.team.state(), &mine, 1, "ep group kernels")) {
+         shoal::detail::exchange(state_of(state_.team), &mine, 1, "ep group kernels")) {
       if (other != std::byte{0})
         return reason.value_or(
             fmt::format("those of PE {} cannot; its log says why", state_.world_pe(rank)));

@@ -43,7 +43,7 @@ void report_lazy_loading(Pe me, const InternodeWays& ways) {
 }  // namespace
 
 void report_internode(const Team& team, const InternodeWays& ways) {
-  const auto& world = *team.state().world;
+  const auto& world = *state_of(team).world;
   report_lazy_loading(world.my_pe(), ways);
   std::optional<Pe> named;  // preferably one that should be in reach
   bool surprising = false;

@@ -7,7 +7,7 @@ namespace shoal::ep::cuda {
 namespace {
 
 /// Sets the parameters that follow from the caller's arguments alone.
-LowLatencyCombineSend send_of(const TensorView& y, const TensorView& weights,
+LowLatencyCombineSend send_of(const ConstTensorView& y, const ConstTensorView& weights,
                               const CudaLowLatencyHandle& handle,
                               const LowLatencyCombineOptions& options) {
   LowLatencyCombineSend call{};
@@ -37,7 +37,7 @@ bool reads_of_send(const CudaLowLatencyHandle& handle, const LowLatencyCombineOp
 }  // namespace
 
 std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
-    const TensorView& y, const TensorView&, const TensorView& weights,
+    const ConstTensorView& y, const ConstTensorView&, const ConstTensorView& weights,
     const std::shared_ptr<const detail::LowLatencyHandleState>& base,
     const LowLatencyCombineOptions& options) {
   GroupState& state = group_.state;

@@ -6,7 +6,8 @@
 namespace shoal::ep::cuda {
 
 std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
-    const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& options) {
+    const ConstTensorView& x, const ConstTensorView& topk_idx,
+    const LowLatencyDispatchOptions& options) {
   GroupState& state = group_.state;
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
@@ -125,11 +126,12 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   if (quantized) {
     const bool packed = options.quantize == Quantize::fp8_ue8m0;
     const std::int64_t groups = scale_groups(shape.hidden), n = packed ? (groups + 3) / 4 : groups;
-    received.scales = group_.tensor(
-        memory, layout.scales, packed ? DataType::int32 : DataType::float32, {experts, rows, n});
-    received.scales.strides = {n * rows, 1, rows};
+    Tensor scales = group_.tensor(memory, layout.scales,
+                                  packed ? DataType::int32 : DataType::float32, {experts, rows, n});
+    scales.strides = {n * rows, 1, rows};
+    received.scales = std::move(scales);
   }
-  received.handle = LowLatencyHandle(pending.handle);
+  received.handle = shoal::detail::Access::make<LowLatencyHandle>(pending.handle);
 
   LowLatencyDispatchReceive call{};
   call.group = parts_->device();
@@ -137,7 +139,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.quantize = static_cast<std::uint32_t>(options.quantize);
   call.has_weights = handle.has_weights ? 1 : 0;
   call.x = received.x.as<std::byte>();
-  call.scales = received.scales.data;
+  call.scales = received.scales ? received.scales->data : nullptr;
   call.counts = received.counts.as<std::int32_t>();
   call.source_token = received.source_token.as<std::int32_t>();
   call.layout = received.layout.as<std::int64_t>();

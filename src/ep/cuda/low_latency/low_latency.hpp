@@ -28,13 +28,13 @@ class LowLatency final : public detail::LowLatencyMode {
   ~LowLatency() override;
 
   std::shared_ptr<detail::PendingDispatchState> dispatch(
-      const TensorView& x, const TensorView& topk_idx,
+      const ConstTensorView& x, const ConstTensorView& topk_idx,
       const LowLatencyDispatchOptions& options) override;
   bool ready(const detail::PendingDispatchState& pending) override;
   LowLatencyReceived receive(detail::PendingDispatchState& base) override;
 
   std::shared_ptr<detail::PendingCombineState> combine(
-      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const ConstTensorView& y, const ConstTensorView& topk_idx, const ConstTensorView& weights,
       const std::shared_ptr<const detail::LowLatencyHandleState>& base,
       const LowLatencyCombineOptions& options) override;
   bool ready(const detail::PendingCombineState& base) override;

@@ -12,7 +12,7 @@ using detail::kNoRoom;
 namespace {
 
 /// Bytes from the first to the last element of rows.
-std::size_t extent_of(const TensorView& data) {
+std::size_t extent_of(const ConstTensorView& data) {
   return ((data.shape[0] - 1) * data.strides[0] + (data.rank > 1 ? data.shape[1] : 1)) *
          size_of(data.dtype);
 }
@@ -25,7 +25,7 @@ StagedOutput staging_of(const CombineStaging& staging) {
 
 }  // namespace
 
-std::uint64_t Normal::offset_in_block(const TensorView& data) const {
+std::uint64_t Normal::offset_in_block(const ConstTensorView& data) const {
   if (data.bytes() == 0) return group_.device.layout.staging;  // without rows, never read
   return static_cast<std::uint64_t>(static_cast<const std::byte*>(data.data) - block());
 }
@@ -40,7 +40,7 @@ void Normal::require_staging() const {
 
 /// The offset in the block at which other ranks find `data`: in place where it is in the symmetric
 /// heap, otherwise in the staging area, to which this queues a copy.
-std::uint64_t Normal::reachable(const TensorView& data, std::size_t staging,
+std::uint64_t Normal::reachable(const ConstTensorView& data, std::size_t staging,
                                 cudaStream_t on) const {
   if (data.bytes() == 0) return staging;
   if (state_.world->heap().contains(data.data, extent_of(data))) return offset_in_block(data);
@@ -64,7 +64,7 @@ std::uint64_t Normal::reachable(const TensorView& data, std::size_t staging,
 }
 
 /// Sets params.staging: a kernel copies y, its weights or both to the staging area.
-void Normal::stage_expert_output(const TensorView& y, const CombineOptions& options,
+void Normal::stage_expert_output(const ConstTensorView& y, const CombineOptions& options,
                                  bool stage_rows, bool stage_weights, NormalCombine& params) const {
   require_staging();
   CombineStaging& staging = params.staging;
@@ -88,10 +88,10 @@ void Normal::stage_expert_output(const TensorView& y, const CombineOptions& opti
 /// Sets where other ranks fetch y and its weights: in place in the symmetric heap and, inside a
 /// node, in buffers that this PE shares; else in the staging area. Returns whether a kernel copies
 /// y or its weights there (params.staging); the copies of expert-major ones are queued here.
-bool Normal::locate_expert_output(const TensorView& y, const CombineOptions& options,
+bool Normal::locate_expert_output(const ConstTensorView& y, const CombineOptions& options,
                                   NormalCombine& params, cudaStream_t on) {
   const auto& layout = group_.device.layout;
-  const auto in_heap = [&](const TensorView& data) {
+  const auto in_heap = [&](const ConstTensorView& data) {
     return data.bytes() == 0 || state_.world->heap().contains(data.data, extent_of(data));
   };
   const bool y_in_heap = in_heap(y), summed = options.topk_rows.defined();
@@ -104,7 +104,7 @@ bool Normal::locate_expert_output(const TensorView& y, const CombineOptions& opt
       params.y = place.offset;
     }
   }
-  const TensorView& weights = options.weights;
+  const ConstTensorView& weights = options.weights;
   params.y_weights = kNoRoom;
   params.weight_stride =
       static_cast<std::uint32_t>(state_.shape.top_k * static_cast<std::int32_t>(sizeof(float)));
@@ -131,7 +131,7 @@ bool Normal::locate_expert_output(const TensorView& y, const CombineOptions& opt
   return true;
 }
 
-Combined Normal::combine(const TensorView& y, const HandleState& state,
+Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
                          const CombineOptions& options) {
   const auto& shape = state_.shape;
   const auto& handle = detail::of_backend<CudaHandle>(state, "combine");
@@ -186,7 +186,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
             ? Tensor(options.out_weights, nullptr)
             : group_.tensor(group_.allocate(routing.tokens * shape.top_k * sizeof(float)), 0,
                             DataType::float32, {routing.tokens, shape.top_k});
-    params.out_weights = const_cast<float*>(group_.elements<float>(combined.topk_weights));
+    params.out_weights = const_cast<float*>(group_.elements<float>(*combined.topk_weights));
   }
   ++state_.epoch;
   state_.world->progress().set(shoal::detail::Activity::combine, state_.epoch, "queued");

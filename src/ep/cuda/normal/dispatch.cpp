@@ -83,7 +83,7 @@ NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
   params.copies = routing.arrays.copies;
   params.write_indices = !call.cached;
   params.weights = group_.elements<float>(call.options.weights);
-  if (const TensorView& scales = call.options.scales; scales.defined()) {
+  if (const ConstTensorView& scales = call.options.scales; scales.defined()) {
     params.scales = scales.as<std::uint32_t>();
     params.scale_stride = scales.strides[0];
     params.scale_step = scales.shape[1] == 1 ? 1 : scales.strides[1];
@@ -108,7 +108,7 @@ NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
   return params;
 }
 
-Dispatched Normal::dispatch(const detail::DispatchCall& call) {
+detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
   const Launch& launch = call.options.launch;
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
@@ -156,7 +156,7 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   if (group_.device.record == nullptr)  // else the kernels count them
     for (const std::int64_t from_source : handle->rows_per_source)
       state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
-  Dispatched received = describe(call, handle, region, rows, on);
+  detail::AnyDispatched received = describe(call, handle, region, rows, on);
   if (call.options.copy_out) group_.end(launch, on);
   const std::size_t alignment = call.options.expert_alignment;
   for (const std::int64_t tokens : tokens_per_expert)
@@ -219,10 +219,10 @@ Tensor Normal::copied_out(const Tensor& tensor, cudaStream_t on) const {
   return copy;
 }
 
-Dispatched Normal::describe(const detail::DispatchCall& call,
-                            const std::shared_ptr<CudaHandle>& handle,
-                            const std::shared_ptr<Region>& region, std::int64_t rows,
-                            cudaStream_t on) {
+detail::AnyDispatched Normal::describe(const detail::DispatchCall& call,
+                                       const std::shared_ptr<CudaHandle>& handle,
+                                       const std::shared_ptr<Region>& region, std::int64_t rows,
+                                       cudaStream_t on) {
   const auto& shape = state_.shape;
   const detail::SideRecord record = record_of(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
@@ -237,10 +237,10 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
     const Tensor tensor(out, region);
     return call.options.copy_out ? copied_out(tensor, on) : tensor;
   };
-  Dispatched received;
+  detail::AnyDispatched received;
   received.x = view(0, call.x.dtype, {count, call.x.shape[1]}, call.row_bytes());
   const std::size_t at = layout.records;
-  if (const TensorView& scales = call.options.scales; scales.defined())
+  if (const ConstTensorView& scales = call.options.scales; scales.defined())
     received.scales = view(at, scales.dtype, {count, scales.shape[1]}, record.bytes);
   if (call.options.weights.defined())
     received.topk_weights =
@@ -267,7 +267,7 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
   if (handle->expert_alignment > 0)
     received.expert_first_row =
         from_handle(handle->arrays.expert_first_row, shape.local_experts + 1);
-  received.handle = Handle(handle);
+  received.handle = shoal::detail::Access::make<Handle>(std::shared_ptr<const HandleState>(handle));
   return received;
 }
 

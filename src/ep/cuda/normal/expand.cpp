@@ -9,7 +9,8 @@ NormalExpand expand_parameters(const ExpandOptions& options) {
   constexpr std::int64_t kMost = 1 << 30;
   /// Shared memory that a kernel has without asking, in experts.
   constexpr std::int64_t kMostExperts = (48 << 10) / sizeof(std::int32_t);
-  const TensorView &x = options.x, &scales = options.scales, &out_scales = options.out_scales;
+  const ConstTensorView &x = options.x, &scales = options.scales;
+  const TensorView& out_scales = options.out_scales;
   const std::int64_t experts = options.expert_ends.shape[0];
   require(x.shape[0] < kMost && options.out.shape[0] < kMost && experts <= kMostExperts,
           Code::unsupported,

@@ -86,8 +86,9 @@ void preload_once(int device, int shared_bytes) {
 
 }  // namespace
 
-void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCopy>& copies,
-                   bool clear_unused, cudaStream_t stream) {
+void launch_unpack(const detail::AnyDispatched& received,
+                   const std::vector<detail::ArrayCopy>& copies, bool clear_unused,
+                   cudaStream_t stream) {
   NormalUnpack params{};
   if (clear_unused && received.x.size() > 0) {
     const TensorView& x = received.x;
@@ -182,7 +183,7 @@ void read_experts(const detail::RoutingState& routing, std::int64_t token, std::
 
 }  // namespace
 
-Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
+Routing Normal::route(const ConstTensorView& topk_idx, const RouteOptions& options) {
   const auto& shape = state_.shape;
   const Launch& launch = options.launch;
   cudaStream_t on = group_.begin(launch);
@@ -224,22 +225,22 @@ Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
         static_cast<const std::byte*>(array) - static_cast<std::byte*>(state->block.get()), dtype,
         extents);
   };
-  Routing routing;
+  auto routing = shoal::detail::Access::make<Routing>(state);
   routing.topk_idx = state->topk_idx =
       view(state->arrays.topk_idx, DataType::int64, {state->tokens, shape.top_k});
-  routing.rank_counts = view(state->arrays.rank_counts, DataType::int32, {shape.ranks});
-  routing.expert_counts = view(state->arrays.expert_counts, DataType::int32, {shape.experts});
-  routing.node_counts =
-      internode_ == nullptr
-          ? view(state->arrays.node_counts, DataType::int32, {1})
-          : view(state->node_arrays.counts, DataType::int32, {state_.nodes.count});
-  routing.state = std::move(state);
+  routing.device_counts = {
+      .tokens_per_rank = view(state->arrays.rank_counts, DataType::int32, {shape.ranks}),
+      .tokens_per_node =
+          internode_ == nullptr
+              ? view(state->arrays.node_counts, DataType::int32, {1})
+              : view(state->node_arrays.counts, DataType::int32, {state_.nodes.count}),
+      .tokens_per_expert = view(state->arrays.expert_counts, DataType::int32, {shape.experts})};
   return routing;
 }
 
-void Normal::unpack(const Dispatched& received, const UnpackOptions& to) {
+void Normal::unpack(const detail::AnyDispatched& received, const UnpackOptions& to) {
   cudaStream_t on = group_.begin(to.launch);
-  group_.uses(detail::of_backend<CudaHandle>(*received.handle.state(), "unpack").block);
+  group_.uses(detail::of_backend<CudaHandle>(*state_of(received.handle), "unpack").block);
   launch_unpack(received, detail::unpacked_arrays(state_, received, to), to.clear_unused, on);
   group_.end(to.launch, on);
 }

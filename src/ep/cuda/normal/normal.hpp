@@ -42,8 +42,9 @@ struct CudaHandle : detail::HandleState {
 };
 
 /// Group::unpack in one kernel.
-void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCopy>& copies,
-                   bool clear_unused, cudaStream_t stream);
+void launch_unpack(const detail::AnyDispatched& received,
+                   const std::vector<detail::ArrayCopy>& copies, bool clear_unused,
+                   cudaStream_t stream);
 
 class Normal final : public detail::NormalMode {
  public:
@@ -52,11 +53,11 @@ class Normal final : public detail::NormalMode {
 
   /// Loads the kernels and reserves memory. Called when the group has its memory.
   void open();
-  Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
-  void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) override;
+  void unpack(const detail::AnyDispatched& received, const UnpackOptions& to) override;
   void expand(const ExpandOptions& options) override;
-  Dispatched dispatch(const detail::DispatchCall& call) override;
-  Combined combine(const TensorView& y, const detail::HandleState& state,
+  detail::AnyDispatched dispatch(const detail::DispatchCall& call) override;
+  Combined combine(const ConstTensorView& y, const detail::HandleState& state,
                    const CombineOptions& options) override;
 
  private:
@@ -78,16 +79,17 @@ class Normal final : public detail::NormalMode {
                                      const CudaHandle& handle, const detail::Region* region,
                                      std::int64_t rows, const NormalPlan& plan);
   void await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert);
-  Dispatched describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
-                      const std::shared_ptr<detail::Region>& region, std::int64_t rows,
-                      cudaStream_t on);
+  detail::AnyDispatched describe(const detail::DispatchCall& call,
+                                 const std::shared_ptr<CudaHandle>& handle,
+                                 const std::shared_ptr<detail::Region>& region, std::int64_t rows,
+                                 cudaStream_t on);
   Tensor copied_out(const Tensor& tensor, cudaStream_t on) const;
-  std::uint64_t reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const;
-  std::uint64_t offset_in_block(const TensorView& data) const;
+  std::uint64_t reachable(const ConstTensorView& data, std::size_t staging, cudaStream_t on) const;
+  std::uint64_t offset_in_block(const ConstTensorView& data) const;
   void require_staging() const;
-  void stage_expert_output(const TensorView& y, const CombineOptions& options, bool stage_rows,
+  void stage_expert_output(const ConstTensorView& y, const CombineOptions& options, bool stage_rows,
                            bool stage_weights, NormalCombine& params) const;
-  bool locate_expert_output(const TensorView& y, const CombineOptions& options,
+  bool locate_expert_output(const ConstTensorView& y, const CombineOptions& options,
                             NormalCombine& params, cudaStream_t on);
   NormalPlan plan_on_node(const Launch& launch, NormalCombine& params) const;
 

@@ -35,11 +35,11 @@ class StagedNormal final : public detail::NormalMode {
   StagedNormal(Staging& staging, detail::NormalMode& host, const host::GroupLayout& layout)
       : NormalMode(detail::BackendKind::staged), staging_(staging), host_(host), layout_(layout) {}
 
-  Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
-  Dispatched dispatch(const detail::DispatchCall& given) override;
-  void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) override;
+  detail::AnyDispatched dispatch(const detail::DispatchCall& given) override;
+  void unpack(const detail::AnyDispatched& received, const UnpackOptions& to) override;
   void expand(const ExpandOptions& options) override;
-  Combined combine(const TensorView& y, const HandleState& handle,
+  Combined combine(const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& given) override;
 
  private:
@@ -48,7 +48,7 @@ class StagedNormal final : public detail::NormalMode {
   const host::GroupLayout& layout_;  // of the host backend
 };
 
-Routing StagedNormal::route(const TensorView& topk_idx, const RouteOptions& options) {
+Routing StagedNormal::route(const ConstTensorView& topk_idx, const RouteOptions& options) {
   const StagedCall call(staging_, options.launch);
   const Tensor indices = call.fetch(topk_idx);
   call.fetched();
@@ -60,41 +60,41 @@ Routing StagedNormal::route(const TensorView& topk_idx, const RouteOptions& opti
     if (array.defined()) call.give(array.data, values, array.bytes());
   };
   copy_to(options.is_token_in_rank, in_rank.data);
-  copy_to(options.tokens_per_rank, routing.state->tokens_per_rank.data());
-  copy_to(options.tokens_per_expert, routing.state->tokens_per_expert.data());
-  copy_to(options.tokens_per_node, routing.tokens_per_node.data());
+  // As with all GPU tensors, counts are in device memory.
+  const Routing::Counts on_cpu = std::move(*routing.counts);
+  routing.counts.reset();
+  copy_to(options.tokens_per_rank, on_cpu.tokens_per_rank.data());
+  copy_to(options.tokens_per_expert, on_cpu.tokens_per_expert.data());
+  copy_to(options.tokens_per_node, on_cpu.tokens_per_node.data());
   routing.topk_idx = call.give(routing.topk_idx);
   const auto counts = [&](const std::vector<std::int32_t>& values) {
     return call.give(
         TensorView(values.data(), DataType::int32, {static_cast<std::int64_t>(values.size())}));
   };
-  routing.rank_counts = counts(routing.state->tokens_per_rank);
-  routing.expert_counts = counts(routing.state->tokens_per_expert);
-  routing.node_counts = counts(routing.tokens_per_node);
-  routing.tokens_per_rank.clear();  // as with all GPU tensors, counts are in device memory
-  routing.tokens_per_expert.clear();
+  routing.device_counts = {.tokens_per_rank = counts(on_cpu.tokens_per_rank),
+                           .tokens_per_node = counts(on_cpu.tokens_per_node),
+                           .tokens_per_expert = counts(on_cpu.tokens_per_expert)};
   call.finish();
-  routing.tokens_per_node.clear();
   return routing;
 }
 
-Dispatched StagedNormal::dispatch(const detail::DispatchCall& given) {
+detail::AnyDispatched StagedNormal::dispatch(const detail::DispatchCall& given) {
   const StagedCall call(staging_, given.options.launch);
   const Tensor x = call.fetch(given.x), weights = call.fetch(given.options.weights),
                scales = call.fetch(given.options.scales);
   call.fetched();
-  DispatchOptions options = given.options;
+  detail::AnyDispatchOptions options = given.options;
   options.weights = weights;
   options.scales = scales;
-  Dispatched received = host_.dispatch({x, options, given.routing, given.cached});
-  const Dispatched on_host = received;  // keeps the memory until the copies have ended
+  detail::AnyDispatched received = host_.dispatch({x, options, given.routing, given.cached});
+  const detail::AnyDispatched on_host = received;  // keeps the memory until the copies have ended
   for (Tensor* const tensor :
        {&received.x, &received.scales, &received.topk_idx, &received.topk_weights,
         &received.source_token, &received.expert_first_row})
     *tensor = call.give(*tensor);
   const auto count = static_cast<std::int32_t>(received.rows);
   received.row_count = call.give(TensorView(&count, DataType::int32, {1}));
-  const auto& tokens = received.handle.state()->tokens_per_expert;
+  const auto& tokens = state_of(received.handle)->tokens_per_expert;
   received.expert_counts = call.give(
       TensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
   const auto give_ends = [&](const auto& counts, std::int64_t alignment) {
@@ -118,7 +118,7 @@ Dispatched StagedNormal::dispatch(const detail::DispatchCall& given) {
   return received;
 }
 
-void StagedNormal::unpack(const Dispatched& received, const UnpackOptions& to) {
+void StagedNormal::unpack(const detail::AnyDispatched& received, const UnpackOptions& to) {
   const StagedCall call(staging_, to.launch);
   launch_unpack(received, detail::unpacked_arrays(staging_.group, received, to), to.clear_unused,
                 call.stream());
@@ -132,7 +132,7 @@ void StagedNormal::expand(const ExpandOptions& options) {
   call.finish();
 }
 
-Combined StagedNormal::combine(const TensorView& y, const HandleState& handle,
+Combined StagedNormal::combine(const ConstTensorView& y, const HandleState& handle,
                                const CombineOptions& given) {
   const StagedCall call(staging_, given.launch);
   const bool prepared = given.topk_rows.defined() || given.topk_idx.defined();
@@ -151,7 +151,7 @@ Combined StagedNormal::combine(const TensorView& y, const HandleState& handle,
   Tensor weights = call.fetch(given.weights);
   const Tensor topk_idx = call.fetch(given.topk_idx), topk_rows = call.fetch(given.topk_rows);
   std::vector<Tensor> biases;
-  for (const TensorView& bias : given.bias) biases.push_back(call.fetch(bias));
+  for (const ConstTensorView& bias : given.bias) biases.push_back(call.fetch(bias));
   call.fetched();
   CombineOptions options = given;
   options.topk_idx = topk_idx;
@@ -171,9 +171,9 @@ Combined StagedNormal::combine(const TensorView& y, const HandleState& handle,
   Combined combined;
   if (given.out_weights.defined()) {
     combined.topk_weights = Tensor(given.out_weights, nullptr);
-    call.give(given.out_weights.data, on_host.topk_weights.data, on_host.topk_weights.bytes());
-  } else {
-    combined.topk_weights = call.give(on_host.topk_weights);
+    call.give(given.out_weights.data, on_host.topk_weights->data, on_host.topk_weights->bytes());
+  } else if (on_host.topk_weights) {
+    combined.topk_weights = call.give(*on_host.topk_weights);
   }
   combined.x = given.out.defined() ? Tensor(given.out, nullptr) : call.make(on_host.x);
   call.give(combined.x.data, on_host.x.data, on_host.x.bytes());
@@ -215,7 +215,8 @@ class StagedLowLatency final : public detail::LowLatencyMode {
         group_(staging.group),
         host_(host) {}
 
-  std::shared_ptr<PendingDispatchState> dispatch(const TensorView& x, const TensorView& topk_idx,
+  std::shared_ptr<PendingDispatchState> dispatch(const ConstTensorView& x,
+                                                 const ConstTensorView& topk_idx,
                                                  const LowLatencyDispatchOptions& given) override;
   bool ready(const PendingDispatchState& pending) override {
     return host_.ready(
@@ -223,7 +224,7 @@ class StagedLowLatency final : public detail::LowLatencyMode {
   }
   LowLatencyReceived receive(PendingDispatchState& state) override;
   std::shared_ptr<PendingCombineState> combine(
-      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const ConstTensorView& y, const ConstTensorView& topk_idx, const ConstTensorView& weights,
       const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
       const LowLatencyCombineOptions& given) override;
   bool ready(const PendingCombineState& pending) override {
@@ -246,7 +247,8 @@ class StagedLowLatency final : public detail::LowLatencyMode {
 };
 
 std::shared_ptr<PendingDispatchState> StagedLowLatency::dispatch(
-    const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& given) {
+    const ConstTensorView& x, const ConstTensorView& topk_idx,
+    const LowLatencyDispatchOptions& given) {
   const StagedCall call(staging_, given.launch);
   auto pending = std::make_shared<StagedPendingDispatch>();
   pending->group = group_.shared_from_this();
@@ -275,27 +277,28 @@ LowLatencyReceived StagedLowLatency::receive(PendingDispatchState& state) {
   const LowLatencyReceived on_host = host_.receive(*pending.host);
   const std::int64_t rows = on_host.x.shape[1], hidden = on_host.x.shape[2];
   const std::size_t most_rows = group_.shape.local_experts * rows;
-  ResultArrays& arrays = results_[on_host.handle.state()->epoch & 1];
+  ResultArrays& arrays = results_[state_of(on_host.handle)->epoch & 1];
   LowLatencyReceived received;
   received.handle = on_host.handle;
   received.x = call.keep(arrays.x, on_host.x, most_rows * hidden * size_of(DataType::bfloat16));
-  received.scales =
-      call.keep(arrays.scales, on_host.scales,
-                most_rows * detail::scale_groups(hidden) * size_of(DataType::float32));
+  if (on_host.scales)
+    received.scales =
+        call.keep(arrays.scales, *on_host.scales,
+                  most_rows * detail::scale_groups(hidden) * size_of(DataType::float32));
   received.counts = call.give_kept(arrays.counts, on_host.counts);
   received.source_token = call.give_kept(arrays.source_token, on_host.source_token);
   received.layout = call.give_kept(arrays.layout, on_host.layout);
   const std::size_t row_bytes = hidden * size_of(on_host.x.dtype);
-  const auto& counts = on_host.handle.state()->counts;
+  const auto& counts = state_of(on_host.handle)->counts;
   for (std::int64_t expert = 0; expert < group_.shape.local_experts; ++expert) {
     const std::size_t at = expert * rows * row_bytes;
     call.give(received.x.as<std::byte>() + at, on_host.x.as<std::byte>() + at,
               counts[expert] * row_bytes);
-    if (!on_host.scales.defined()) continue;
-    const std::int64_t groups = on_host.scales.shape[2];  // rows run fastest
+    if (!on_host.scales) continue;
+    const std::int64_t groups = on_host.scales->shape[2];  // rows run fastest
     const std::size_t first = expert * groups * rows * 4;
-    call.give_rows(received.scales.as<std::byte>() + first, rows * 4,
-                   on_host.scales.as<std::byte>() + first, rows * 4, counts[expert] * 4, groups);
+    call.give_rows(received.scales->as<std::byte>() + first, rows * 4,
+                   on_host.scales->as<std::byte>() + first, rows * 4, counts[expert] * 4, groups);
   }
   for (const auto& [to, from] : {std::pair{&pending.options.expert_counts, &pending.expert_counts},
                                  std::pair{&pending.options.wait_ns, &pending.wait_ns}})
@@ -318,7 +321,7 @@ TensorView StagedLowLatency::next_combine_buffer() {
 }
 
 std::shared_ptr<PendingCombineState> StagedLowLatency::combine(
-    const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+    const ConstTensorView& y, const ConstTensorView& topk_idx, const ConstTensorView& weights,
     const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
     const LowLatencyCombineOptions& given) {
   const StagedCall call(staging_, given.launch);

@@ -10,6 +10,7 @@
 #include "base/check.hpp"
 #include "ep/cuda/group/resources.hpp"
 #include "ep/cuda/staged/host_memory.hpp"
+#include "ep/group/aligned_rows.hpp"
 #include "ep/group/modes.hpp"
 #include "pe/memory.hpp"
 
@@ -54,23 +55,24 @@ class StagedCall {
 
   /// Starts the copy of a tensor of one or two dimensions to `target`, where it becomes contiguous.
   /// Does nothing for an undefined tensor.
-  void fetch(void* target, const TensorView& from) const {
+  void fetch(void* target, const ConstTensorView& from) const {
     if (!from.defined() || from.bytes() == 0) return;
     const std::size_t element = size_of(from.dtype);
     if (from.rank == 2 && from.shape[1] > 1 && from.strides[1] != 1)
       return fetch_columns(target, from);
     const std::size_t columns = from.rank == 1 ? 1 : from.shape[1];
     fetch_rows({static_cast<std::byte*>(target), columns * element},
-               {from.as<std::byte>(), from.strides[0] * element}, columns * element, from.shape[0]);
+               {detail::for_reading(from).as<std::byte>(), from.strides[0] * element},
+               columns * element, from.shape[0]);
   }
-  Tensor fetch(const TensorView& from) const {
+  Tensor fetch(const ConstTensorView& from) const {
     Tensor copy = place_for(from);
     fetch(copy.data, from);
     return copy;
   }
   /// Pinned memory for a tensor like this one. Statistics are fetched into it only when the call
   /// adds to them, because an earlier call can still be open.
-  Tensor place_for(const TensorView& from) const {
+  Tensor place_for(const ConstTensorView& from) const {
     if (!from.defined()) return {};
     return from.rank == 1 ? on_host(from.dtype, {from.shape[0]})
                           : on_host(from.dtype, {from.shape[0], from.shape[1]});
@@ -90,35 +92,33 @@ class StagedCall {
   void fetched() const { check(cudaStreamSynchronize(stream_), "copies to the host"); }
 
   /// A tensor like this one on the GPU; undefined for an undefined one.
-  Tensor make(const TensorView& like) const {
+  Tensor make(const ConstTensorView& like) const {
     if (!like.defined()) return {};
     auto memory = staging_.gpu->allocate(
         std::max<std::size_t>(like.size() * size_of(like.dtype), 1), stream_, staging_.gpu);
-    TensorView view = like;
-    view.data = memory.get();
+    TensorView view(memory.get(), like);
     view.device = staging_.group.device;
     return Tensor(view, std::move(memory));
   }
   /// A tensor like this one in GPU memory that is kept from call to call. The first call allocates
   /// `bytes` and waits for the allocation, because later calls can come on other streams.
-  Tensor keep(Tensor& memory, const TensorView& like, std::size_t bytes) const {
+  Tensor keep(Tensor& memory, const ConstTensorView& like, std::size_t bytes) const {
     if (!like.defined()) return {};
     if (!memory.defined()) {
       memory = make(TensorView(nullptr, DataType::uint8, {static_cast<std::int64_t>(bytes)}));
       check(cudaStreamSynchronize(stream_), "memory of results");
     }
-    TensorView view = like;
-    view.data = memory.data;
+    TensorView view(memory.data, like);
     view.device = staging_.group.device;
     return Tensor(view, memory.owner);
   }
-  Tensor give_kept(Tensor& memory, const TensorView& from) const {
+  Tensor give_kept(Tensor& memory, const ConstTensorView& from) const {
     Tensor copy = keep(memory, from, from.bytes());
     give(copy.data, from.data, from.bytes());
     return copy;
   }
   /// A GPU tensor with the contents of a contiguous host tensor.
-  Tensor give(const TensorView& from) const {
+  Tensor give(const ConstTensorView& from) const {
     Tensor copy = make(from);
     if (from.defined()) give(copy.data, from.data, from.bytes());
     return copy;
@@ -145,7 +145,7 @@ class StagedCall {
 
  private:
   /// Column by column, for scales whose tokens are contiguous.
-  void fetch_columns(void* target, const TensorView& from) const {
+  void fetch_columns(void* target, const ConstTensorView& from) const {
     const std::size_t element = size_of(from.dtype);
     for (std::int64_t column = 0; column < from.shape[1]; ++column)
       check(cudaMemcpy2DAsync(

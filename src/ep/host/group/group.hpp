@@ -22,9 +22,9 @@ struct HostGroup {
       : state(owner),
         layout(owner.shape, owner.world->settings()),
         workers(threads),
-        pes(owner.team.state().pes),
+        pes(state_of(owner.team).pes),
         meets_at_first(owner.nodes.count == 1 && !owner.options.mask_failed &&
-                       owner.team.state().meeting == shoal::detail::Meeting::at_first),
+                       state_of(owner.team).meeting == shoal::detail::Meeting::at_first),
         masked(static_cast<std::size_t>(owner.shape.ranks), 0),
         out_of_reach(static_cast<std::size_t>(owner.shape.ranks), 0),
         chunks_sent(static_cast<std::size_t>(owner.shape.nodes), 0),

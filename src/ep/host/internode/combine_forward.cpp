@@ -30,7 +30,7 @@ struct NodeOrder {
 
 class Exchange final : public RailWork {
  public:
-  Exchange(HostGroup& group, const TensorView& y, const HandleState& handle,
+  Exchange(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
            const CombineOptions& options, const LocalExpertOutput& local_expert_output,
            Combined& combined)
       : group_(group),
@@ -257,7 +257,7 @@ void Exchange::sum_local(std::int64_t token, std::byte* row, float* weights) con
 void Exchange::sum(const Ready& ready, std::byte* scratch) const {
   const std::int32_t k = group_.state.shape.top_k;
   float* const weights =
-      options_.weights.defined() ? combined_.topk_weights.as<float>() + ready.token * k : nullptr;
+      options_.weights.defined() ? combined_.topk_weights->as<float>() + ready.token * k : nullptr;
   if (weights != nullptr) std::fill_n(weights, k, 0.0F);
   std::array<const void*, kMaxTopK> levels;
   for (std::size_t i = 0; i < ready.order.count; ++i) {
@@ -283,7 +283,7 @@ void Exchange::sum(const Ready& ready, std::byte* scratch) const {
 
 }  // namespace
 
-void combine_forward(HostGroup& group, const TensorView& y, const HandleState& handle,
+void combine_forward(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
                      const CombineOptions& options, const LocalExpertOutput& local_expert_output,
                      Combined& combined) {
   Exchange exchange(group, y, handle, options, local_expert_output, combined);

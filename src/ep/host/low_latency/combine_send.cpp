@@ -18,7 +18,7 @@ namespace {
 
 using shoal::detail::Activity;
 
-const std::uint16_t* row_of(const TensorView& y, std::int64_t expert, std::int64_t row) {
+const std::uint16_t* row_of(const ConstTensorView& y, std::int64_t expert, std::int64_t row) {
   return y.as<std::uint16_t>() + expert * y.strides[0] + row * y.strides[1];
 }
 
@@ -37,7 +37,7 @@ std::int32_t end_row(const LowLatencyHandleState& handle, const Shape& shape, st
              : handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + source + 1];
 }
 
-void stage_rows(HostGroup& group, std::uint64_t epoch, const TensorView& y,
+void stage_rows(HostGroup& group, std::uint64_t epoch, const ConstTensorView& y,
                 const LowLatencyHandleState& handle, const LowLatencyCombineOptions& options) {
   const auto& shape = group.state.shape;
   const auto stage = [&](std::int32_t expert, std::int64_t row) {
@@ -63,7 +63,7 @@ void stage_rows(HostGroup& group, std::uint64_t epoch, const TensorView& y,
 }
 
 /// Adds up the expert outputs for each token of a source on another node and sends it the sums.
-void send_sums(HostGroup& group, std::uint64_t epoch, const TensorView& y,
+void send_sums(HostGroup& group, std::uint64_t epoch, const ConstTensorView& y,
                const detail::InternodeTokens& tokens, std::int32_t to) {
   const auto& shape = group.state.shape;
   const GroupLayout& layout = group.layout;
@@ -126,7 +126,7 @@ void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch) {
                             "its acknowledgement of fetched rows"});
 }
 
-std::uint64_t low_latency_combine_send(HostGroup& group, const TensorView& y,
+std::uint64_t low_latency_combine_send(HostGroup& group, const ConstTensorView& y,
                                        const LowLatencyHandleState& handle,
                                        const LowLatencyCombineOptions& options) {
   const auto& shape = group.state.shape;

@@ -290,11 +290,12 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
 
   LowLatencyReceived received;
   received.x = result.x;
-  received.scales = scales_view(result, shape, quantize);
+  if (Tensor scales = scales_view(result, shape, quantize); scales.defined())
+    received.scales = std::move(scales);
   received.counts = result.counts;
   received.source_token = result.source_token;
   received.layout = result.layout;
-  received.handle = LowLatencyHandle(pending.handle);
+  received.handle = shoal::detail::Access::make<LowLatencyHandle>(pending.handle);
   return received;
 }
 

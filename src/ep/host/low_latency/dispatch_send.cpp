@@ -74,7 +74,7 @@ void send_remote(HostGroup& group, std::uint64_t epoch, const detail::RoutingSta
 }  // namespace
 
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
-    HostGroup& group, const TensorView& x, std::shared_ptr<const detail::RoutingState> routing,
+    HostGroup& group, const ConstTensorView& x, std::shared_ptr<const detail::RoutingState> routing,
     const LowLatencyDispatchOptions& options) {
   const Quantize quantize = options.quantize;
   const auto& shape = group.state.shape;

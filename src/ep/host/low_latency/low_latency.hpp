@@ -40,7 +40,7 @@ struct InternodeSlots {
 /// Writes each token once to the outbox, quantized, and a header to a slot of every rank that needs
 /// it.
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
-    HostGroup& group, const TensorView& x, std::shared_ptr<const detail::RoutingState> routing,
+    HostGroup& group, const ConstTensorView& x, std::shared_ptr<const detail::RoutingState> routing,
     const LowLatencyDispatchOptions& options);
 /// One of the two sets of result arrays, made when first needed. Pages of rows that are never
 /// received are never touched.
@@ -56,7 +56,7 @@ CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool re
 /// reuses.
 void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch);
 /// Makes y available to the other ranks and publishes where their rows lie.
-std::uint64_t low_latency_combine_send(HostGroup& group, const TensorView& y,
+std::uint64_t low_latency_combine_send(HostGroup& group, const ConstTensorView& y,
                                        const LowLatencyHandleState& handle,
                                        const LowLatencyCombineOptions& options);
 /// Fetches the combine rows of this rank's tokens and forms the weighted sums.

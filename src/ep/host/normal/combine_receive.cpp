@@ -45,7 +45,7 @@ void fetch_weights(float* out, const HandleState& handle, std::int64_t token,
 }
 
 /// All ranks are on this node: one pass over the tokens.
-void combine_local(HostGroup& group, const TensorView& y, const HandleState& handle,
+void combine_local(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& options, const LocalExpertOutput& outputs,
                    Combined& combined) {
   const detail::RoutingState& routing = *handle.routing;
@@ -69,7 +69,7 @@ void combine_local(HostGroup& group, const TensorView& y, const HandleState& han
         sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
                  bias_row(0, token), bias_row(1, token), hidden, store);
         if (options.weights.defined())
-          fetch_weights(combined.topk_weights.as<float>() + token * top_k, handle, token,
+          fetch_weights(combined.topk_weights->as<float>() + token * top_k, handle, token,
                         outputs.weights);
         continue;
       }
@@ -82,7 +82,7 @@ void combine_local(HostGroup& group, const TensorView& y, const HandleState& han
       sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
                bias_row(0, token), bias_row(1, token), hidden, store);
       if (options.weights.defined())
-        sum_weights(combined.topk_weights.as<float>() + token * top_k, {weights.data(), count},
+        sum_weights(combined.topk_weights->as<float>() + token * top_k, {weights.data(), count},
                     top_k);
     }
   });
@@ -90,7 +90,7 @@ void combine_local(HostGroup& group, const TensorView& y, const HandleState& han
 
 }  // namespace
 
-Combined combine_receive(HostGroup& group, const TensorView& y, const HandleState& handle,
+Combined combine_receive(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
                          const CombineOptions& options, const NoticeBoard& board) {
   const std::uint64_t epoch = group.state.epoch;
   enter_phase(group, shoal::detail::Activity::combine, epoch, "receive");

@@ -17,7 +17,7 @@ bool in_block(const HostGroup& group, const void* pointer, std::size_t bytes) {
 }
 
 /// Heap offset of the data, whose first `rows` rows are staged at `staging` if need be.
-std::uint64_t reachable(HostGroup& group, const TensorView& data, std::int64_t rows,
+std::uint64_t reachable(HostGroup& group, const ConstTensorView& data, std::int64_t rows,
                         std::size_t staging) {
   if (data.bytes() == 0) return group.state.block_offset + staging;
   if (in_block(group, data.data, data.bytes()))
@@ -39,9 +39,10 @@ std::uint64_t reachable(HostGroup& group, const TensorView& data, std::int64_t r
 
 }  // namespace
 
-void check_staging(const HostGroup& group, const TensorView& y, const CombineOptions& options) {
+void check_staging(const HostGroup& group, const ConstTensorView& y,
+                   const CombineOptions& options) {
   const GroupLayout& layout = group.layout;
-  const auto check = [&](const char* name, const TensorView& data, std::size_t room) {
+  const auto check = [&](const char* name, const ConstTensorView& data, std::size_t room) {
     if (data.bytes() == 0 || in_block(group, data.data, data.bytes())) return;
     require(
         group.state.shape.combine_staging, Code::invalid_argument,
@@ -60,7 +61,7 @@ void check_staging(const HostGroup& group, const TensorView& y, const CombineOpt
     check("CombineOptions.weights", options.weights, layout.normal_end - layout.staging_weights);
 }
 
-NoticeBoard combine_send(HostGroup& group, const TensorView& y, const HandleState& handle,
+NoticeBoard combine_send(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
                          const CombineOptions& options) {
   const std::uint64_t epoch = ++group.state.epoch;
   enter_phase(group, shoal::detail::Activity::combine, epoch, "send");

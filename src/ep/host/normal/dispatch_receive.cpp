@@ -49,7 +49,8 @@ void clear_unused_rows(const HostGroup& group, const DispatchCall& call, const D
 
 }  // namespace
 
-Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan) {
+detail::AnyDispatched dispatch_receive(HostGroup& group, const DispatchCall& call,
+                                       const DispatchPlan& plan) {
   const auto& shape = group.state.shape;
   const HandleState& handle = *plan.handle;
   const ReceiveLayout& layout = plan.layout[group.state.me];
@@ -62,7 +63,7 @@ Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const Di
   wait_local(group, group.layout.finished, group.state.epoch,
              {"dispatch", shoal::detail::Activity::dispatch, group.state.epoch, "receive", "rows"});
 
-  Dispatched received;
+  detail::AnyDispatched received;
   const bool copy = call.options.copy_out;
   received.x = result(plan, copy, base + layout.x, call.x.dtype, {rows, call.x.shape[1]});
   if (call.options.scales.defined())
@@ -93,7 +94,7 @@ Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const Di
     group.state.recorder.received(static_cast<std::int64_t>(expert),
                                   static_cast<std::uint64_t>(handle.tokens_per_expert[expert]));
   received.rows = handle.received;
-  received.handle = Handle(plan.handle);
+  received.handle = shoal::detail::Access::make<Handle>(plan.handle);
   group.state.statistics.rows_received += std::accumulate(
       received.rows_per_source.begin(), received.rows_per_source.end(), std::int64_t{0});
   return received;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/host/normal/expert_output.hpp"
+#include "ep/group/aligned_rows.hpp"
 
 #include <array>
 
@@ -9,7 +10,7 @@
 namespace shoal::ep::host {
 namespace {
 
-void check_topk_rows(const TensorView& topk_rows, std::int64_t rows) {
+void check_topk_rows(const ConstTensorView& topk_rows, std::int64_t rows) {
   const std::int64_t top_k = topk_rows.shape[1];
   for (std::int64_t i = 0; i < topk_rows.size(); ++i) {
     const std::int32_t row = topk_rows.as<std::int32_t>()[i];
@@ -20,7 +21,7 @@ void check_topk_rows(const TensorView& topk_rows, std::int64_t rows) {
 }
 
 /// float32, top-k slots ascending, rounded once.
-Tensor sums_of(const TensorView& y, const TensorView& topk_rows, WorkerPool* workers) {
+Tensor sums_of(const ConstTensorView& y, const ConstTensorView& topk_rows, WorkerPool* workers) {
   const std::int64_t rows = topk_rows.shape[0], top_k = topk_rows.shape[1], hidden = y.shape[1];
   const std::size_t row_bytes = static_cast<std::size_t>(hidden) * size_of(y.dtype);
   Tensor sums = Tensor::empty(y.dtype, {rows, hidden});
@@ -43,7 +44,8 @@ Tensor sums_of(const TensorView& y, const TensorView& topk_rows, WorkerPool* wor
 }
 
 Tensor weights_of(const CombineOptions& options) {
-  const TensorView& by_slot = options.topk_rows.defined() ? options.topk_rows : options.topk_idx;
+  const ConstTensorView& by_slot =
+      options.topk_rows.defined() ? options.topk_rows : options.topk_idx;
   const std::int64_t rows = by_slot.shape[0], top_k = by_slot.shape[1];
   Tensor weights = Tensor::empty(DataType::float32, {rows, top_k});
   const auto* const from = options.weights.as<float>();
@@ -62,16 +64,16 @@ Tensor weights_of(const CombineOptions& options) {
 
 }  // namespace
 
-ExpertOutput prepare_expert_output(const TensorView& y, const CombineOptions& options,
+ExpertOutput prepare_expert_output(const ConstTensorView& y, const CombineOptions& options,
                                    WorkerPool* workers) {
   if (options.topk_rows.defined()) check_topk_rows(options.topk_rows, y.shape[0]);
   ExpertOutput output;
   output.y =
-      options.topk_rows.defined() ? sums_of(y, options.topk_rows, workers) : Tensor(y, nullptr);
+      options.topk_rows.defined() ? sums_of(y, options.topk_rows, workers) : detail::for_reading(y);
   if (options.weights.defined())
     output.weights = options.topk_rows.defined() || options.topk_idx.defined()
                          ? weights_of(options)
-                         : Tensor(options.weights, nullptr);
+                         : detail::for_reading(options.weights);
   return output;
 }
 

@@ -16,7 +16,7 @@ struct ExpertOutput {
 /// The sums of `options.topk_rows`, and the weights with zeros where a top-k slot has no expert
 /// here. Tensors that need no change refer to the caller's memory. Throws Error{invalid_argument}
 /// for an index of topk_rows outside y. `workers`: threads that add rows; nullptr: this one.
-ExpertOutput prepare_expert_output(const TensorView& y, const CombineOptions& options,
+ExpertOutput prepare_expert_output(const ConstTensorView& y, const CombineOptions& options,
                                    WorkerPool* workers = nullptr);
 
 }  // namespace shoal::ep::host

@@ -32,7 +32,7 @@ struct LocalExpertOutput {
 
 /// Sums this node's combine rows of the rail peers' tokens and sends each peer its sums. Adds the
 /// sums of all nodes for the tokens of this rank. Returns when both are done.
-void combine_forward(HostGroup& group, const TensorView& y, const HandleState& handle,
+void combine_forward(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
                      const CombineOptions& options, const LocalExpertOutput& local_expert_output,
                      Combined& combined);
 

@@ -88,16 +88,17 @@ DispatchPlan notify(HostGroup& group, const DispatchCall& call);
 /// Writes every token to its final row at every rank that needs it, then raises `finished`.
 void dispatch_send(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan);
 /// Waits for the rows of all ranks and describes them.
-Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan);
+detail::AnyDispatched dispatch_receive(HostGroup& group, const DispatchCall& call,
+                                       const DispatchPlan& plan);
 
 /// Throws Error{invalid_argument} when y or weights need staging and there is no room for them.
 /// Runs before the operation begins, so that the group stays usable.
-void check_staging(const HostGroup& group, const TensorView& y, const CombineOptions& options);
+void check_staging(const HostGroup& group, const ConstTensorView& y, const CombineOptions& options);
 /// Stages y and weights unless they lie in the group's memory, and publishes their offsets.
-NoticeBoard combine_send(HostGroup& group, const TensorView& y, const HandleState& handle,
+NoticeBoard combine_send(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
                          const CombineOptions& options);
 /// Fetches and sums the rows of this rank's tokens, then raises `finished`.
-Combined combine_receive(HostGroup& group, const TensorView& y, const HandleState& handle,
+Combined combine_receive(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
                          const CombineOptions& options, const NoticeBoard& board);
 
 }  // namespace shoal::ep::host

@@ -74,7 +74,7 @@ class SidePayload {
 
 /// Token `token` of the caller's own.
 inline TokenSide side_of(const DispatchCall& call, std::int64_t token) {
-  const TensorView& scales = call.options.scales;
+  const ConstTensorView& scales = call.options.scales;
   return {static_cast<std::int32_t>(token), call.routing->experts_of(token),
           call.options.weights.defined()
               ? call.options.weights.as<float>() + token * call.routing->shape.top_k

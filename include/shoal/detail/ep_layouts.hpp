@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// shoal/detail/ep_layouts.hpp: dispatches whose layout is chosen at run time, for bindings whose
+// interface has one call for both layouts.
+//
+// Headers in shoal/detail are installed for code that extends Shoal. They change without notice.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <vector>
+
+#include <shoal/detail/access.hpp>
+#include <shoal/ep/group.hpp>
+
+namespace shoal::ep::detail {
+
+/// expert_major: the layout of ExpertMajorOptions, of which expert_alignment is the alignment.
+struct AnyDispatchOptions : DispatchOptions {
+  bool expert_major = false;
+};
+
+/// A Dispatched or an ExpertMajorDispatched. Tensors that are absent are undefined, vectors empty,
+/// and `rows` is -1.
+struct AnyDispatched {
+  Tensor x, scales, topk_idx, topk_weights, source_token;
+  Tensor expert_first_row;  ///< expert-major
+  std::vector<std::int64_t> rows_per_source, tokens_per_expert;
+  std::int64_t rows = 0;
+  Tensor row_count, expert_counts, expert_ends, source_ends;  ///< DeviceCounts
+  Handle handle;
+};
+
+/// The calls of Group for either layout.
+[[nodiscard]] AnyDispatched dispatch(Group& group, const ConstTensorView& x, const Routing& routing,
+                                     const AnyDispatchOptions& options);
+[[nodiscard]] AnyDispatched dispatch(Group& group, const ConstTensorView& x, const Handle& handle,
+                                     const AnyDispatchOptions& options);
+[[nodiscard]] std::future<AnyDispatched> dispatch_async(Group& group, const ConstTensorView& x,
+                                                        const Routing& routing,
+                                                        const AnyDispatchOptions& options,
+                                                        Future after = {});
+void unpack(Group& group, const AnyDispatched& received, const UnpackOptions& to);
+
+}  // namespace shoal::ep::detail
