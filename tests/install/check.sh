@@ -86,6 +86,39 @@ mv "$work/prefix" "$work/moved"  # paths are relative to the files
 PKG_CONFIG_PATH="$work/moved/lib/pkgconfig" pkg-config --cflags shoal | grep -q "$work/moved"
 mv "$work/moved" "$work/prefix"
 
+# Names of the minor version before: each compiles, with a warning that names its replacement.
+cat > "$work/user/old_names.cpp" <<'TEXT'
+#include <shoal/collective.hpp>
+#include <shoal/cuda_collective.hpp>
+#include <shoal/detail/stream_steps.hpp>
+#include <shoal/world.hpp>
+
+void old_names(shoal::Team& team, void* to, const void* from, const std::size_t* sizes,
+               const shoal::cuda::StreamCollectives& on, const shoal::cuda::StreamOperations& stream,
+               std::uint64_t* flags) {
+  const std::span<const std::size_t> all(sizes, 2);
+  team.destroy();
+  shoal::broadcast(team, to, from, 8, 0);
+  shoal::all_gather(team, to, from, 8);
+  shoal::all_to_all(team, to, from, 8);
+  shoal::all_to_all_v(team, to, all, all, from, all, all);
+  on.broadcast(to, from, 8, 0);
+  on.all_gather(to, from, 8);
+  on.all_to_all(to, from, 8);
+  stream.put_when(flags, 1, {}, from, 8, {}, 1);
+  stream.take_when(flags, 1, to, from, 8, {}, 1);
+  stream.wait_for_all(team, flags, 1);
+  shoal::cuda::Block block;
+  stream.put_to_all(team, {&block, 1}, flags, 1);
+  shoal::cuda::EntryFetch fetch;
+  stream.fetch_entries(fetch);
+}
+TEXT
+c++ -std=c++20 -Wall -Wextra -I "$work/prefix/include" -c "$work/user/old_names.cpp" -o "$work/user/old_names.o" 2>"$work/messages"
+lines=$(sed -n 's/.*old_names\.cpp:\([0-9]*\):.*deprecated: use .*/\1/p' "$work/messages" | sort -u | wc -l)
+statements=$(sed -n '/^  team\.destroy/,/^}/p' "$work/user/old_names.cpp" | grep -c ';$')
+[ "$lines" = "$statements" ] || { echo "of $statements old names $lines give a warning" >&2; cat "$work/messages" >&2; exit 1; }
+
 # Headers: each names the standard it needs, and compiles alone.
 include=(-I "$work/prefix/include")
 strict=(-Wall -Wextra -Werror "${include[@]}")
