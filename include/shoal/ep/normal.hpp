@@ -80,8 +80,8 @@ struct ExpertMajorOptions {
   ConstTensorView scales{};
   /// Blocks start at a multiple of it. 1 to 65,536. A cached handle brings its own along.
   std::int32_t alignment = 1;
-  /// As in DispatchOptions; at most, gaps between blocks included,
-  /// R * max_tokens * min(top_k, E / R) + E / R * (alignment - 1).
+  /// As in DispatchOptions, with gaps between blocks. At most R * max_tokens * min(top_k, E / R) +
+  /// E / R * (alignment - 1).
   std::int64_t worst_case_rows = 0;
   /// As in DispatchOptions.
   bool copy_out = false;

@@ -405,8 +405,8 @@ TEST(StreamCollectives, PartsOfTheGuide) {
     const cudaStream_t stream = of_test;
     // [collectives]
     const shoal::cuda::StreamCollectives on(world.team(), stream);
-    on.reduce(shoal::ReduceOp::sum, sums.data(), values.data(), count);  // one kernel
-    on.all_gather_bytes(all.data(), mine.data(), bytes);
+    on.reduce(shoal::ReduceOp::sum, sums.span(), values.span());  // one kernel
+    on.all_gather(all.span(), mine.span());
     // [collectives]
     of_test.synchronize();
     EXPECT_EQ(fetch(world, sums), std::vector<float>(count, 6.0F));
