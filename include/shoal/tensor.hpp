@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include <shoal/config.hpp>
@@ -81,8 +82,13 @@ struct TensorView : TensorLayout {
 
   TensorView() = default;
   /// A contiguous, row-major view on the host. Throws as TensorLayout's constructor.
-  TensorView(const void* memory, DataType type, std::initializer_list<std::int64_t> extents)
-      : TensorLayout(type, extents), data(const_cast<void*>(memory)) {}
+  TensorView(void* memory, DataType type, std::initializer_list<std::int64_t> extents)
+      : TensorLayout(type, extents), data(memory) {}
+  template <typename T>
+    requires std::is_const_v<T>
+  [[deprecated("use ConstTensorView")]] TensorView(T* memory, DataType type,
+                                                   std::initializer_list<std::int64_t> extents)
+      : TensorLayout(type, extents), data(const_cast<std::remove_const_t<T>*>(memory)) {}
   /// An array at `memory` that is laid out like another one.
   TensorView(void* memory, const TensorLayout& layout) : TensorLayout(layout), data(memory) {}
 

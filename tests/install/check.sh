@@ -98,6 +98,7 @@ void old_names(shoal::Team& team, void* to, const void* from, const std::size_t*
                std::uint64_t* flags) {
   const std::span<const std::size_t> all(sizes, 2);
   team.destroy();
+  shoal::TensorView view(static_cast<const float*>(from), shoal::DataType::float32, {2});
   shoal::broadcast(team, to, from, 8, 0);
   shoal::all_gather(team, to, from, 8);
   shoal::all_to_all(team, to, from, 8);

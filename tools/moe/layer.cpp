@@ -70,7 +70,9 @@ void Layer::meet() {
 /// previous layer would; low-latency dispatch makes it itself.
 void Layer::place_inputs() {
   const std::int64_t tokens = shape_.tokens_of(team_.my_pe());
-  x_ = place({TensorView(inputs_.x.data(), DataType::bfloat16, {tokens, shape_.hidden}), nullptr});
+  const Tensor x = Tensor::empty(DataType::bfloat16, {tokens, shape_.hidden});
+  if (x.bytes() > 0) std::memcpy(x.data, inputs_.x.data(), x.bytes());
+  x_ = place(x);
   output_ = place(Tensor::empty(DataType::bfloat16, {tokens, shape_.hidden}));
   if (options_.row_format == RowFormat::bf16 || options_.mode == Mode::low_latency) return;
   const auto hidden = static_cast<std::size_t>(shape_.hidden),

@@ -62,10 +62,10 @@ inline GateCase gate_case(unsigned number, std::int64_t most_tokens, std::int32_
 /// Result of the host for a case.
 inline ep::Gated gate_on_host(const GateCase& c) {
   const auto experts = std::int64_t{c.options.experts};
-  return ep::gate(
-      TensorView(c.logits.data(), DataType::float32, {c.tokens, experts}),
-      c.bias.empty() ? TensorView() : TensorView(c.bias.data(), DataType::float32, {experts}),
-      c.options);
+  return ep::gate(ConstTensorView(c.logits.data(), DataType::float32, {c.tokens, experts}),
+                  c.bias.empty() ? ConstTensorView()
+                                 : ConstTensorView(c.bias.data(), DataType::float32, {experts}),
+                  c.options);
 }
 
 }  // namespace shoal::test

@@ -229,9 +229,9 @@ PlainInputs::PlainInputs(DeviceTensors& tensors, const EpCase& c,
   const std::int64_t tokens = static_cast<std::int64_t>(experts.size()) / c.top_k;
   const std::vector<std::uint16_t> rows(tokens * c.hidden, bf16_of(1.0F));
   const std::vector<float> ones(experts.size(), 1.0F);
-  x = tensors.upload(TensorView(rows.data(), DataType::bfloat16, {tokens, c.hidden}));
-  topk = tensors.upload(TensorView(experts.data(), DataType::int64, {tokens, c.top_k}));
-  weights = tensors.upload(TensorView(ones.data(), DataType::float32, {tokens, c.top_k}));
+  x = tensors.upload(ConstTensorView(rows.data(), DataType::bfloat16, {tokens, c.hidden}));
+  topk = tensors.upload(ConstTensorView(experts.data(), DataType::int64, {tokens, c.top_k}));
+  weights = tensors.upload(ConstTensorView(ones.data(), DataType::float32, {tokens, c.top_k}));
 }
 
 }  // namespace shoal::test

@@ -29,7 +29,7 @@ void NormalRound::run(ep::Group& group) const {
   expect_same("topk_weights", got.topk_weights->data, received_.weights.data(),
               received_.weights.size() * 4, 4);
   expect_same("source_token", got.source_token->data, received_.source_token.data(), rows * 4, 4);
-  const TensorView y(y_.data(), DataType::bfloat16, {rows, case_.hidden});
+  const ConstTensorView y(y_.data(), DataType::bfloat16, {rows, case_.hidden});
   const ep::Combined back = group.combine(y, got.handle);
   expect_same("combined", back.x.data, combined_.data(), combined_.size() * 2, 2);
 }

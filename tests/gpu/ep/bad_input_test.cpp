@@ -217,7 +217,7 @@ TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
       const std::vector<std::int32_t> narrow(topk_idx.begin(), topk_idx.end());
       const void* const data =
           dtype == DataType::int64 ? static_cast<const void*>(topk_idx.data()) : narrow.data();
-      const Tensor topk = g.tensors.upload(TensorView(data, dtype, {tokens, c.top_k}));
+      const Tensor topk = g.tensors.upload(ConstTensorView(data, dtype, {tokens, c.top_k}));
       g.group.route(topk);
       g.group.synchronize();
     };
@@ -273,8 +273,8 @@ TEST(EpGpuBadInput, EveryIndexBadIsReportedOnce) {
   c.max_tokens = 5000;
   run_group(c, [&](GpuGroup& g) {
     const std::vector<std::int64_t> topk_idx(c.max_tokens * c.top_k, c.experts + 7);
-    const Tensor topk =
-        g.tensors.upload(TensorView(topk_idx.data(), DataType::int64, {c.max_tokens, c.top_k}));
+    const Tensor topk = g.tensors.upload(
+        ConstTensorView(topk_idx.data(), DataType::int64, {c.max_tokens, c.top_k}));
     for (int i = 0; i < 3; ++i) {
       const ep::Routing routing = g.group.route(topk);
       expect_error(Code::invalid_argument, "topk_idx[0, 0] is 13; allowed: 0 to 5",

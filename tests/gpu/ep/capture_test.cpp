@@ -465,8 +465,8 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
     const PlainInputs in(g.tensors, c, topk_idx);
     const std::vector<std::int64_t> zeros(static_cast<std::size_t>(c.ranks), 0);
     const std::vector<std::int32_t> none(static_cast<std::size_t>(c.local_experts()), 0);
-    const TensorView no_wait(zeros.data(), DataType::int64, {c.ranks});
-    const TensorView no_rows(none.data(), DataType::int32, {c.local_experts()});
+    const ConstTensorView no_wait(zeros.data(), DataType::int64, {c.ranks});
+    const ConstTensorView no_rows(none.data(), DataType::int32, {c.local_experts()});
     const Tensor waited = g.tensors.upload(no_wait), waited_back = g.tensors.upload(no_wait);
     const Tensor counts = g.tensors.upload(no_rows);
     const Tensor out = g.tensors.empty(DataType::bfloat16, {kTokens, c.hidden});

@@ -232,6 +232,7 @@ TEST_P(EpGpuGraphPairs, AnyNumberInOneGraphWhoseCallsAreTheFirstOnes) {
         Pairs pairs(g, count);
         sync(g.world.team());
         const Graph graph(captured, [&] { pairs.queue(captured, release); });
+        sync(g.world.team());  // the driver may wait for kernels while it makes a graph
         for (int seed = 1; seed < 4; ++seed) {
           HeldOverReplays plain(g);
           replay_with_other_rows(g, pairs, graph, seed == 2 ? other : captured, seed);
@@ -255,6 +256,7 @@ TEST_P(EpGpuGraphPairs, SeveralGraphsOfOneGroup) {
       graphs.push_back(
           std::make_unique<Graph>(stream, [&] { pairs[i]->queue(stream, Release::at_once); }));
     }
+    sync(g.world.team());
     int seed = 0;
     const auto replay_all = [&] {
       for (std::size_t i = 0; i < graphs.size(); ++i) {

@@ -21,7 +21,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Delivered = std::map<std::string, Bytes>;  ///< what one PE received, by name
 
-Tensor copy_of(const TensorView& view) {
+Tensor copy_of(const ConstTensorView& view) {
   Tensor copy = Tensor::empty(view.dtype, {});
   std::int64_t extents[3] = {1, 1, 1}, strides[3] = {0, 0, 0};
   for (int i = 0; i < view.rank; ++i) extents[i] = view.shape[i], strides[i] = view.strides[i];
@@ -40,7 +40,7 @@ Tensor copy_of(const TensorView& view) {
 
 /// A group in host memory with the interface of GpuGroup.
 struct HostTensors {
-  static Tensor upload(const TensorView& host) { return copy_of(host); }
+  static Tensor upload(const ConstTensorView& host) { return copy_of(host); }
   static Tensor download(const TensorView& tensor) { return copy_of(tensor); }
   /// Both tensors are contiguous.
   static void write(const TensorView& tensor, const TensorView& host) {
@@ -56,8 +56,8 @@ struct HostGroup {
 };
 
 template <typename T>
-TensorView view_of(const std::vector<T>& values, DataType dtype,
-                   std::initializer_list<std::int64_t> shape) {
+ConstTensorView view_of(const std::vector<T>& values, DataType dtype,
+                        std::initializer_list<std::int64_t> shape) {
   static const T kNothing{};
   return {values.empty() ? &kNothing : values.data(), dtype, shape};
 }

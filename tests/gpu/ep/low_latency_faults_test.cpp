@@ -28,11 +28,11 @@ TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
         static_cast<std::size_t>(std::max(c.ranks, c.local_experts())), 0);
     const std::vector<std::int32_t> none(static_cast<std::size_t>(c.local_experts()), 0);
     const Tensor counts =
-        group.tensors.upload(TensorView(none.data(), DataType::int32, {c.local_experts()}));
+        group.tensors.upload(ConstTensorView(none.data(), DataType::int32, {c.local_experts()}));
     const Tensor waited =
-        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+        group.tensors.upload(ConstTensorView(zeros.data(), DataType::int64, {c.ranks}));
     const Tensor waited_back =
-        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+        group.tensors.upload(ConstTensorView(zeros.data(), DataType::int64, {c.ranks}));
     const Round round(group, c, {});
     const auto pair = [&] {
       const auto got = group.group

@@ -181,9 +181,9 @@ void expect_waits(const CombineForm& form, bool defer, Waits expected, bool earl
     const PlainInputs in(group.tensors, c, experts_everywhere(c));
     const std::vector<std::int64_t> zeros(static_cast<std::size_t>(c.ranks), 0);
     const Tensor waited =
-        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+        group.tensors.upload(ConstTensorView(zeros.data(), DataType::int64, {c.ranks}));
     const Tensor waited_back =
-        group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
+        group.tensors.upload(ConstTensorView(zeros.data(), DataType::int64, {c.ranks}));
     const auto begin = [&] {
       group.tensors.settle();
       sync(group.world.team());

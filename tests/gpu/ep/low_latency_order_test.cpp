@@ -105,7 +105,7 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {
   run_low_latency_group(c, [&](GpuGroup& group) {
     const std::vector<std::int32_t> zeros(static_cast<std::size_t>(c.local_experts()), 0);
     const Tensor counts =
-        group.tensors.upload(TensorView(zeros.data(), DataType::int32, {c.local_experts()}));
+        group.tensors.upload(ConstTensorView(zeros.data(), DataType::int32, {c.local_experts()}));
     Round round(group, c, {.reduction = Reduction::exact, .out = true, .defer_receive = false});
     const ExpectedDispatch wanted = expected_dispatch(c, group.me);
     for (std::int32_t i = 1; i <= 3; ++i) {

@@ -193,10 +193,10 @@ TEST(EpGpuLowLatencyMode, EveryFiniteAndSpecialValueIsEncodedAsNumericDoes) {
     std::shuffle(values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end(),
                  std::mt19937(1));
     const std::vector<std::int32_t> experts(kTokens, 0);
-    const Tensor x =
-        group.tensors.upload(TensorView(values.data(), DataType::bfloat16, {kTokens, kHidden}));
+    const Tensor x = group.tensors.upload(
+        ConstTensorView(values.data(), DataType::bfloat16, {kTokens, kHidden}));
     const Tensor topk =
-        group.tensors.upload(TensorView(experts.data(), DataType::int32, {kTokens, 1}));
+        group.tensors.upload(ConstTensorView(experts.data(), DataType::int32, {kTokens, 1}));
     for (const Quantize quantize : kQuantizes) {
       if (quantize == Quantize::none) continue;
       const auto got = group.group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();

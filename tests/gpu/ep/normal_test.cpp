@@ -350,8 +350,8 @@ TEST(EpGpuNormal, AfterHoldsACallBack) {
         const Tensor big = group.tensors.empty(DataType::uint8, {std::int64_t{256} << 20});
         const Tensor x = group.tensors.empty(DataType::bfloat16, {tokens, c.hidden});
         const auto topk_idx = c.topk(group.me);
-        const Tensor topk =
-            group.tensors.upload(TensorView(topk_idx.data(), DataType::int64, {tokens, c.top_k}));
+        const Tensor topk = group.tensors.upload(
+            ConstTensorView(topk_idx.data(), DataType::int64, {tokens, c.top_k}));
         const ep::Routing routing = group.group.route(topk);
         for (int value = 1; value <= 3; ++value) {
           for (int i = 0; i < 4; ++i) {

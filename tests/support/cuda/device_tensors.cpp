@@ -80,7 +80,7 @@ void wait_for(cudaStream_t stream) {
 
 /// Calls `row(offset in elements, index)` for each innermost row of a view, in order.
 template <typename Row>
-void for_rows(const TensorView& view, Row&& row) {
+void for_rows(const ConstTensorView& view, Row&& row) {
   const int outer = std::max(view.rank - 1, 0);
   std::array<std::int64_t, TensorView::kMaxRank> at{};
   std::int64_t rows = 1;
@@ -97,8 +97,8 @@ void for_rows(const TensorView& view, Row&& row) {
 }
 
 /// A contiguous copy on the host of a view whose elements start at `data`.
-Tensor gathered(const TensorView& view, const std::byte* data) {
-  TensorView contiguous = view;
+Tensor gathered(const ConstTensorView& view, const std::byte* data) {
+  TensorView contiguous(nullptr, view);
   std::int64_t stride = 1;
   for (int d = view.rank; d-- > 0;) {
     contiguous.strides[d] = stride;
@@ -240,7 +240,7 @@ Tensor DeviceTensors::empty(DataType dtype, std::initializer_list<std::int64_t> 
   return {view, owner};
 }
 
-Tensor DeviceTensors::upload(const TensorView& host) {
+Tensor DeviceTensors::upload(const ConstTensorView& host) {
   const Tensor values = gathered(host, static_cast<const std::byte*>(host.data));
   const Tensor flat = empty(DataType::uint8, {static_cast<std::int64_t>(values.bytes())});
   TensorView view = values;
@@ -258,7 +258,7 @@ Tensor DeviceTensors::upload(const TensorView& host) {
   return {view, flat.owner};
 }
 
-void DeviceTensors::write(const TensorView& tensor, const TensorView& host) {
+void DeviceTensors::write(const TensorView& tensor, const ConstTensorView& host) {
   const bool same =
       tensor.shape == host.shape && tensor.rank == host.rank && tensor.dtype == host.dtype;
   const bool rows = tensor.rank > 0 && tensor.strides[tensor.rank - 1] == 1;

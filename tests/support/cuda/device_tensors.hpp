@@ -43,7 +43,7 @@ class DeviceTensors {
   Device device() const;
 
   /// A contiguous tensor with the values of `host`, which may be strided.
-  Tensor upload(const TensorView& host);
+  Tensor upload(const ConstTensorView& host);
   /// A contiguous tensor, every byte 0xff.
   Tensor empty(DataType dtype, std::initializer_list<std::int64_t> shape);
 
@@ -53,7 +53,7 @@ class DeviceTensors {
   Tensor download(const TensorView& tensor);
   /// Copies `host` to `tensor`, of the same shape. Rows of both are contiguous, with any strides
   /// that are not negative.
-  void write(const TensorView& tensor, const TensorView& host);
+  void write(const TensorView& tensor, const ConstTensorView& host);
   /// Sets every byte of `tensor` to 0xff. It has one or two dimensions and contiguous rows.
   void poison(const TensorView& tensor);
   /// Waits and frees the memory of destroyed tensors. Throws std::runtime_error after a minute.

@@ -59,12 +59,12 @@ Choice naive_gate(const std::vector<float>& logits, const std::vector<float>& bi
   return choice;
 }
 
-TensorView matrix(const std::vector<float>& values, std::int64_t columns) {
+ConstTensorView matrix(const std::vector<float>& values, std::int64_t columns) {
   return {values.data(),
           DataType::float32,
           {static_cast<std::int64_t>(values.size()) / columns, columns}};
 }
-TensorView vector(const std::vector<float>& values) {
+ConstTensorView vector(const std::vector<float>& values) {
   return {values.data(), DataType::float32, {static_cast<std::int64_t>(values.size())}};
 }
 
@@ -170,7 +170,8 @@ TEST(Gate, ExtremeLogitsGiveFiniteWeights) {
 
 TEST(Gate, RejectsBadOptionsAndInputs) {
   const std::vector<float> logits(2 * 16, 0.0f), bias(16, 0.0f);
-  auto message = [&](GateOptions options, const TensorView& l, const TensorView& b) -> std::string {
+  auto message = [&](GateOptions options, const ConstTensorView& l,
+                     const ConstTensorView& b) -> std::string {
     try {
       gate(l, b, options);
     } catch (const Error& error) {

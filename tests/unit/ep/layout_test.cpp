@@ -142,8 +142,9 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
     const detail::Shape shape = detail::make_shape(options, c.ranks);
     const auto topk_idx = c.topk(0);
     const auto state = detail::make_routing(
-        detail::checked_topk(TensorView(topk_idx.data(), DataType::int64, {c.tokens(0), c.top_k}),
-                             shape, c.max_tokens, "test"),
+        detail::checked_topk(
+            ConstTensorView(topk_idx.data(), DataType::int64, {c.tokens(0), c.top_k}), shape,
+            c.max_tokens, "test"),
         shape);
     auto routing = shoal::detail::Access::make<Routing>(state);
     routing.topk_idx = state->topk_idx;

@@ -41,7 +41,7 @@ void check_route(const test::EpCase& c, bool wide) {
   const detail::Shape shape = detail::make_shape(
       {.max_tokens = c.max_tokens, .hidden = 64, .top_k = c.top_k, .experts = c.experts}, c.ranks);
   const auto want = detail::make_routing(
-      detail::checked_topk(TensorView(topk.data(), DataType::int64, {tokens, c.top_k}), shape,
+      detail::checked_topk(ConstTensorView(topk.data(), DataType::int64, {tokens, c.top_k}), shape,
                            c.max_tokens, "test"),
       shape);
   const std::int32_t copies = std::min(c.top_k, c.ranks);

@@ -113,9 +113,12 @@ __device__ inline bool wait_signal(const DeviceGroup& group, std::size_t signals
     if (counted) count_wait(group, from, ptx::globaltimer() - start);
     return true;
   }
-  if (fault != Fault::none)
-    report_fault(group, fault, place.phase, place.operation, from, value,
-                 ptx::ld_relaxed_sys_global(word));
+  if (fault != Fault::none) {
+    // A signal that counts blocks has not seen this epoch, whatever its number.
+    const std::uint64_t seen =
+        value == place.epoch ? ptx::ld_relaxed_sys_global(word) : place.epoch - 1;
+    report_fault(group, fault, place.phase, place.operation, from, place.epoch, seen);
+  }
   return false;
 }
 

@@ -68,8 +68,8 @@ Routing StagedNormal::route(const ConstTensorView& topk_idx, const RouteOptions&
   copy_to(options.tokens_per_node, on_cpu.tokens_per_node.data());
   routing.topk_idx = call.give(routing.topk_idx);
   const auto counts = [&](const std::vector<std::int32_t>& values) {
-    return call.give(
-        TensorView(values.data(), DataType::int32, {static_cast<std::int64_t>(values.size())}));
+    return call.give(ConstTensorView(values.data(), DataType::int32,
+                                     {static_cast<std::int64_t>(values.size())}));
   };
   routing.device_counts = {.tokens_per_rank = counts(on_cpu.tokens_per_rank),
                            .tokens_per_node = counts(on_cpu.tokens_per_node),
@@ -93,10 +93,10 @@ detail::AnyDispatched StagedNormal::dispatch(const detail::DispatchCall& given) 
         &received.source_token, &received.expert_first_row})
     *tensor = call.give(*tensor);
   const auto count = static_cast<std::int32_t>(received.rows);
-  received.row_count = call.give(TensorView(&count, DataType::int32, {1}));
+  received.row_count = call.give(ConstTensorView(&count, DataType::int32, {1}));
   const auto& tokens = state_of(received.handle)->tokens_per_expert;
   received.expert_counts = call.give(
-      TensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
+      ConstTensorView(tokens.data(), DataType::int32, {static_cast<std::int64_t>(tokens.size())}));
   const auto give_ends = [&](const auto& counts, std::int64_t alignment) {
     std::vector<std::int32_t> ends;
     std::int64_t end = 0;
@@ -342,13 +342,14 @@ std::shared_ptr<PendingCombineState> StagedLowLatency::combine(
   else
     outputs = host_.next_combine_buffer();
   for (std::int64_t expert = 0; expert < shape.local_experts; ++expert) {
-    TensorView from(y.as<std::byte>() + expert * y.strides[0] * 2, DataType::bfloat16,
-                    {handle->counts[expert], shape.hidden});
+    ConstTensorView from(y.as<std::byte>() + expert * y.strides[0] * 2, DataType::bfloat16,
+                         {handle->counts[expert], shape.hidden});
     from.strides[0] = y.strides[1];
-    call.fetch_rows({outputs.as<std::byte>() + expert * outputs.strides[0] * 2,
-                     static_cast<std::size_t>(outputs.strides[1]) * 2},
-                    {from.as<std::byte>(), static_cast<std::size_t>(from.strides[0]) * 2},
-                    shape.hidden * 2, from.shape[0]);
+    call.fetch_rows(
+        {outputs.as<std::byte>() + expert * outputs.strides[0] * 2,
+         static_cast<std::size_t>(outputs.strides[1]) * 2},
+        {detail::for_reading(from).as<std::byte>(), static_cast<std::size_t>(from.strides[0]) * 2},
+        shape.hidden * 2, from.shape[0]);
   }
   call.fetched();
   LowLatencyCombineOptions options = given;

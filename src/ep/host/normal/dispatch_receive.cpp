@@ -11,7 +11,7 @@ namespace shoal::ep::host {
 namespace {
 
 /// A view into the region, or a copy of it.
-Tensor result(const DispatchPlan& plan, bool copy_out, const std::byte* at, DataType dtype,
+Tensor result(const DispatchPlan& plan, bool copy_out, std::byte* at, DataType dtype,
               std::initializer_list<std::int64_t> shape) {
   const TensorView view(at, dtype, shape);
   if (!copy_out) return Tensor(view, plan.region);
