@@ -95,7 +95,7 @@ class Legacy(Pairs):
     def pair_of_events(self, y):
         """A pair on the comm stream, each call after the event of the one before, as Megatron-LM
         makes it."""
-        case, after = self.case, deep_ep.utils.EventOverlap(deep_ep.utils.EventHandle())
+        case, after = self.case, deep_ep.EventOverlap(deep_ep.EventHandle())
         per_rank, per_node, per_expert, in_rank, after = self.buffer.get_dispatch_layout(
             case.topk_idx, case.a.experts, previous_event=after, **ON_COMM
         )
@@ -105,7 +105,7 @@ class Legacy(Pairs):
             case.x, None, *layout, case.topk_idx, case.weights, **on_comm
         )
         after.current_stream_wait()
-        after = deep_ep.utils.EventOverlap(deep_ep.utils.EventHandle())
+        after = deep_ep.EventOverlap(deep_ep.EventHandle())
         sums, _, after = self.buffer.combine(
             y[: received.shape[0]], handle, topk_weights=weights, previous_event=after, **ON_COMM
         )

@@ -9,7 +9,8 @@ with weights. Expert output lies in torch's memory. GPU times are means over a c
 synchronization, on the slowest rank; host times are those of queueing the same calls. Results are
 checked before and after the chains. Launches are counted by torch's profiler, which slows all later
 calls of its process down by a factor of up to three; so processes of their own count them when all
-times are known. --parts adds pairs of `HybridEPBuffer` and low-latency calls.
+times are known. --parts names what is measured: the rows above in pairs of one size ("normal"), the
+forms of `ElasticBuffer` by size ("forms"), its other calls, `HybridEPBuffer`, low-latency calls.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import deep_ep
 from deep_ep_calls import Case, Elastic, Legacy, chain, host_time, queued, settle
 from rounds import origin
 
-PARTS = ("normal", "hybrid", "low-latency")
+PARTS = ("normal", "forms", "others", "hybrid", "low-latency")
 
 
 class Others:
@@ -113,21 +114,57 @@ def measure_others(case, figures):
         others.buffer.destroy()
 
 
-def measure_expanded(case, one, figures):
-    """Expert-major dispatch, and the combine that sums a token's rows, and the plain ones."""
-    for expand in (False, True):
-        key = f"ElasticBuffer, {'expert-major' if expand else 'rank-major'}"
+def in_a_graph(case, call, count, skipped):
+    """Time of a replay of the captured call, in us."""
+    if case.device.type != "cuda":
+        return math.nan
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+        settle(case)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+        settle(case)
+        return chain(case, graph.replay, count, skipped)[0]
 
-        def dispatch(expand=expand):
-            return one.dispatch(False, do_expand=expand, num_sms=0)
 
-        figures[f"{key}: dispatch, us"] = chain(case, dispatch, 48, 8)[0]
-        figures[f"{key}: launches of a dispatch"] = queued(case, dispatch)
-        received, _, handle = dispatch()
-        rows = received.clone()  # outside the heap
-        times = chain(case, lambda: one.buffer.combine(rows, handle), 48, 8)
-        figures[f"{key}: combine, us"] = times[0]
-        received = rows = None
+def measure_forms(case, figures):
+    """Both forms of `ElasticBuffer` for `case.tokens` tokens: rank-major, and expert-major
+    (do_expand), whose combine sums a token's rows. Expert output is a copy outside the heap."""
+    a = case.a
+    for sync in (True, False):
+        one = elastic(case, sync)
+        for expand in (False, True):
+            form = f"{'expert' if expand else 'rank'}-major, {'with' if sync else 'without'} CPU sync"
+            key = f"ElasticBuffer, {case.tokens} tokens, {form}"
+
+            def dispatch(expand=expand):
+                return one.dispatch(False, do_expand=expand)
+
+            received, _, handle = dispatch()
+            rows = received.clone()
+
+            def combine():
+                return one.buffer.combine(rows, handle)
+
+            def pair():
+                return one.buffer.combine(rows, dispatch()[2])
+
+            want = case.x.float() * (a.top_k if expand else case.copies[:, None])
+            error = (combine()[0].float() - want).norm() / want.norm()
+            assert error < 0.01, f"{key}: relative error {error:.3f}"
+            received = None
+            figures[f"{key}: dispatch, us"] = chain(case, dispatch, a.chain, a.skipped)[0]
+            figures[f"{key}: combine, us"] = chain(case, combine, a.chain, a.skipped)[0]
+            figures[f"{key}: new pair, us"] = chain(case, pair, a.chain, a.skipped)[0]
+            figures[f"{key}: host time, 8 in a row, us"] = host_time(case, pair, 8)
+            figures[f"{key}: launches"] = queued(case, pair)
+            if not sync and not a.counts:
+                figures[f"{key}: in a graph, us"] = in_a_graph(case, pair, a.chain, a.skipped)
+            rows = handle = None
+        settle(case)
+        one.buffer.destroy()
 
 
 def legacy(case, sync):
@@ -231,7 +268,6 @@ def measure_buffer(case, name, kind, sync, y, figures):
             measure_cached_pairs(case, one, y, figures)
     elif sync:
         measure_barrier(case, one.buffer, figures)
-        measure_expanded(case, one, figures)
     settle(case)
     one.buffer.destroy()
 
@@ -354,7 +390,10 @@ def measure(rank, ranks, a, path):
     for name, kind in kinds:
         for sync in (True, False):
             measure_buffer(case, name, kind, sync, y, figures)
-    measure_others(case, figures)
+    for tokens in a.sizes if "forms" in a.parts else ():
+        measure_forms(Case(a, rank, ranks, tokens), figures)
+    if "others" in a.parts:
+        measure_others(case, figures)
     if rank == 0:
         with open(f"{path}.json", "w") as file:
             json.dump(figures, file)
@@ -382,6 +421,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--tokens", type=int, default=4096, help="per rank")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[8, 128, 1024, 4096], help="of forms")
     parser.add_argument("--low-latency-tokens", type=int, default=128, help="per rank")
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--top-k", type=int, default=8)
