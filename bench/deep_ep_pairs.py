@@ -136,7 +136,9 @@ def measure_forms(case, figures):
     for sync in (True, False):
         one = elastic(case, sync)
         for expand in (False, True):
-            form = f"{'expert' if expand else 'rank'}-major, {'with' if sync else 'without'} CPU sync"
+            form = (
+                f"{'expert' if expand else 'rank'}-major, {'with' if sync else 'without'} CPU sync"
+            )
             key = f"ElasticBuffer, {case.tokens} tokens, {form}"
 
             def dispatch(expand=expand):
@@ -421,7 +423,9 @@ def main():
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--tokens", type=int, default=4096, help="per rank")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[8, 128, 1024, 4096], help="of forms")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[8, 128, 1024, 4096], help="of forms"
+    )
     parser.add_argument("--low-latency-tokens", type=int, default=128, help="per rank")
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--top-k", type=int, default=8)

@@ -24,6 +24,9 @@ OPERATIONS = {
 }
 SWEEP, PEERS = "2-gpus/gpu-normal-by-sms.json", "2-gpus/peers.json"
 PROGRAMS, OVERHEAD = "4-gpus/peers.json", "2-gpus/python-overhead.json"
+# bench/deep_ep_pairs.py over each library, in turns on one machine.
+PAIRS = {"Shoal": "2-gpus/deep-ep-pairs.json", "DeepEP": "2-gpus/deep-ep-peer.json"}
+SIZES = (8, 128, 1024, 4096)
 # Subjects of bench/python_overhead.py: name, calls of a pair, row of the table.
 CALLS = [
     ("deep_ep.Buffer", 2, "Buffer, low latency, hooks"),
@@ -163,10 +166,56 @@ def low_latency(data):
     return by_tokens(low_latency_lines(data), source(data, PROGRAMS))
 
 
+def both(data, key):
+    """{library: figure} of bench/deep_ep_pairs.py."""
+    return {library: data(file)["figures"][key] for library, file in PAIRS.items()}
+
+
+def source_of_pairs(data):
+    shoal, peer = (data(file) for file in PAIRS.values())
+    if shoal["machine"] != peer["machine"] or shoal["date"] != peer["date"]:
+        sys.exit(f"performance: {' and '.join(PAIRS.values())} are not of one run")
+    return f"{source(data, PAIRS['Shoal'])}; DeepEP {peer['commit']}"
+
+
 def pairs_of(data):
-    """(interface, {library: us}) of pairs without CUDA graphs."""
-    pairs = data(PROGRAMS)["pairs, us"].items()
-    return [(name, times) for name, times in pairs if "graph" not in name]
+    """(row, {library: us}) of pairs of 4096 tokens."""
+    rows = {}
+    for kind, how in (("with", "new dispatch"), ("without", "worst case without CPU sync")):
+        for form in ("BF16", "FP8"):
+            rows[f"Buffer, {how}, {form}"] = f"Buffer, {kind} CPU sync, {form}: new pair, us"
+    for form in ("BF16", "FP8"):
+        rows[f"Buffer, cached handle, {form}"] = f"Buffer, cached handle, {form}: pair, us"
+    for kind in ("with", "without"):
+        for form in ("BF16", "FP8"):
+            key = f"ElasticBuffer, {kind} CPU sync"
+            rows[f"{key}, {form}"] = f"{key}, {form}: new pair, us"
+    for kind in ("with", "without"):
+        key = f"ElasticBuffer, 4096 tokens, expert-major, {kind} CPU sync: new pair, us"
+        rows[f"ElasticBuffer, expert-major, {kind} CPU sync, BF16"] = key
+    return [(row, both(data, key)) for row, key in rows.items()]
+
+
+@part
+def forms(data):
+    """New pairs of both forms of ElasticBuffer by tokens."""
+    lines = []
+    kinds = (
+        "with CPU sync: new pair",
+        "without CPU sync: new pair",
+        "without CPU sync: in a graph",
+    )
+    for form in ("expert-major", "rank-major"):
+        for kind in kinds:
+            times = {
+                tokens: both(data, f"ElasticBuffer, {tokens} tokens, {form}, {kind}, us")
+                for tokens in SIZES
+            }
+            how = "graph" if "graph" in kind else kind.split(":")[0]
+            for library in PAIRS:
+                row = {tokens: time[library] for tokens, time in times.items()}
+                lines.append((f"{form}, {how}, {library}", row))
+    return by_tokens(lines, source_of_pairs(data))
 
 
 @plot
@@ -176,13 +225,13 @@ def pairs_by_interface(data):
         for name, times in pairs_of(data)
     ]
     legend = [("blue", "Shoal"), ("orange", "DeepEP")]
-    return bar_chart("Time of a pair by interface", "us per pair", 1600, 400, groups, legend)
+    return bar_chart("Time of a pair by interface", "us per pair", 1000, 200, groups, legend)
 
 
 @part
 def pairs(data):
     rows = [[code(name), times["Shoal"], times["DeepEP"]] for name, times in pairs_of(data)]
-    return table(["us per pair", "Shoal", "DeepEP"], rows, source(data, PROGRAMS))
+    return table(["us per pair", "Shoal", "DeepEP"], rows, source_of_pairs(data))
 
 
 @part

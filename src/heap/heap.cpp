@@ -35,6 +35,11 @@ struct HeapRequest {
   std::uint64_t alignment;  ///< of an allocation; else 0
   std::uint64_t offset;     ///< kNone: no room
   HeapArrays::Block dropped{};
+
+  bool same_call(const HeapRequest& other) const {
+    return call == other.call && bytes == other.bytes && alignment == other.alignment &&
+           offset == other.offset;
+  }
 };
 
 std::string describe(const HeapRequest& request) {
@@ -81,20 +86,22 @@ std::size_t agree(WorldState& state, HeapRequest mine,
                        mine.call == HeapCall::allocate ? "malloc" : "free");
   const auto all = exchange_outcomes(state, mine, failure, describe(mine).c_str());
   std::vector<HeapArrays::Block> blocks;
-  std::vector<std::string> texts;
-  for (const auto& one : all) {
-    blocks.push_back(one.value.dropped);
-    texts.push_back(describe(one.value));
-  }
+  blocks.reserve(all.size());
+  for (const auto& one : all) blocks.push_back(one.value.dropped);
   const std::size_t released = release_dropped(state, std::move(blocks));
   rethrow_first(all, failure);
-  const bool equal = std::all_of(texts.begin(), texts.end(),
-                                 [&](const auto& text) { return text == texts.front(); });
+  const bool equal = std::all_of(all.begin(), all.end(), [&](const auto& one) {
+    return one.value.same_call(all.front().value);
+  });
   require(
       equal, Code::mismatch,
       "SHOAL-N770: PEs make different calls on the symmetric heap: {}; all must make the same "
       "calls in the same order{}",
-      [&] { return group_by_text(texts, team.pes); },
+      [&] {
+        std::vector<std::string> texts;
+        for (const auto& one : all) texts.push_back(describe(one.value));
+        return group_by_text(texts, team.pes);
+      },
       [&] { return state.progress().refusal(team.pes, team.call(team.epoch)); });
   state.progress().set(Activity::idle, team.epoch, "heap call");
   return released;

@@ -51,6 +51,9 @@ class StreamSteps : public cuda::StreamOperations {
  public:
   using StreamOperations::StreamOperations;
 
+  // They hide the base's forwards of version 0.1.
+  // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+
   /// A put, then the flag set to `value`, when `*ready` is at least `at_least`. `ready` is a signal
   /// of this PE's heap that the target's PE sets; nullptr: at once. One kernel for few bytes; else
   /// a wait, a copy by a copy engine and a signal.
@@ -74,6 +77,7 @@ class StreamSteps : public cuda::StreamOperations {
   /// Fetches entries of a table, in one kernel. An index outside the table gives zeros and is a
   /// failure (check_failures).
   void fetch_entries(const EntryFetch& fetch) const;
+  // NOLINTEND(bugprone-derived-method-shadowing-base-method)
 };
 
 }  // namespace shoal::detail

@@ -45,7 +45,7 @@ void Group::close() {
 
 Result Group::result(const Library* library, Tensor tensor, Stream stream) const {
   if (!tensor.defined()) return {};
-  Stream const used = stream != nullptr || closed_ ? stream : group.stream();
+  CUstream_st* const used = stream != nullptr || closed_ ? stream : group.stream();
   return {library, keep_heap(std::move(tensor), keeper), reinterpret_cast<std::uintptr_t>(used)};
 }
 

@@ -27,7 +27,7 @@ struct HeldResult {  // destroyed in reverse order: the memory before the heap
   ~HeldResult() {
     if (stream != nullptr) {
       results->group->order_after(stream);
-      if (Stream const current = current_stream(); current != stream)
+      if (CUstream_st* const current = current_stream(); current != stream)
         results->group->order_after(current);
     }
     memory.reset();

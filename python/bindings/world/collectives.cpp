@@ -99,7 +99,7 @@ cuda::ElementType element_type(const char* what, DataType dtype) {
 template <typename OnHost, typename OnStream>
 void run(const char* what, const Team& team, const nb::object& stream, OnHost&& on_host,
          OnStream&& on_stream) {
-  Stream const queue = stream_from(what, stream);
+  CUstream_st* const queue = stream_from(what, stream);
   const nb::gil_scoped_release released;  // other PEs may be threads of this process
   if (queue == nullptr) return on_host();
   on_stream(cuda::StreamCollectives(team, static_cast<cuda::Stream>(queue)));

@@ -103,7 +103,7 @@ AnyDispatchOptions any(const ExpertMajorOptions& options) {
 }
 
 template <typename T>
-std::optional<T> present(T&& value, bool is_present) {
+std::optional<T> present(T value, bool is_present) {
   return is_present ? std::optional<T>(std::move(value)) : std::nullopt;
 }
 std::optional<Tensor> present(Tensor&& tensor) {
