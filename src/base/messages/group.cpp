@@ -121,6 +121,11 @@ static constexpr Message kGroupRows[] = {
      "Python).",
      "Close the group. After an interrupt of `Group::synchronize` on a GPU it stays usable, and "
      "its work continues."},
+    {554,
+     "The kernel of a dispatch did not report its sizes in time, so the call does not know how many "
+     "rows arrive.",
+     "Look for another kernel that holds the GPU or waits for one that cannot start, and for the "
+     "failure of another PE. `CUDA_DEVICE_MAX_CONNECTIONS=32` gives streams queues of their own."},
     {555, "The group or call is larger than the kernels support; the message states the limit.",
      "Use fewer ranks, experts or tokens per rank, or shorter rows."},
     {556, "A warning: the GPU had failed before the group ended.",

@@ -148,6 +148,7 @@ AnyDispatched untyped(const Result& result) {
   any.topk_weights = or_undefined(result.topk_weights);
   any.source_token = or_undefined(result.source_token);
   if (result.device_counts) {
+    any.row_count = result.device_counts->rows;
     any.expert_counts = result.device_counts->tokens_per_expert;
     any.expert_ends = or_undefined(result.device_counts->expert_ends);
     any.source_ends = or_undefined(result.device_counts->source_ends);

@@ -71,7 +71,8 @@ ep::PendingDispatch GpuLowLatencyRound::send() {
 
 void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
   const bool quantized = call_.quantize != ep::Quantize::none;
-  expect(got.scales.has_value() == quantized, "scales are " + got.scales->describe());
+  expect(got.scales.has_value() == quantized,
+         "scales are " + got.scales.value_or(Tensor()).describe());
   expect(got.x.dtype == (quantized ? DataType::float8_e4m3 : DataType::bfloat16),
          "x is " + got.x.describe());
   owner_.settle();

@@ -190,8 +190,8 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   }
   if (outcome != shoal::detail::WaitOutcome::ready) {
     state_.failure = fmt::format(
-        "dispatch (epoch {}): its kernel has not reported its sizes on PE {}; another kernel may hold the GPU, or a "
-        "PE of the world has failed: {}",
+        "SHOAL-N554: dispatch (epoch {}): its kernel has not reported its sizes on PE {}; another "
+        "kernel may hold the GPU, or a PE of the world has failed: {}",
         state_.epoch, state_.team.world_pe(state_.me),
         state_.world->health().failure().value_or("none known"));
     throw Error(outcome == shoal::detail::WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
