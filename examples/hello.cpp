@@ -14,7 +14,7 @@ int main() {                          // each PE sends a number, then one token 
       world.team(),
       {.max_tokens = 1, .hidden = 64, .top_k = 2, .experts = 2 * n, .dtype = float32});
   const float x[64] = {1.0F + static_cast<float>(me)};                // [1, 64]
-  const std::int64_t topk_idx[2] = {2 * me, (2 * me + 3) % (2 * n)};  // experts on two PEs
+  const std::int64_t topk_idx[2] = {2 * me, (2 * me + 3) % (2 * n)};  // on two PEs, if there are
   auto received = ep.dispatch({x, float32, {1, 64}}, ep.route({topk_idx, int64, {1, 2}}));
   auto sum = ep.combine(received.x, received.handle).x;  // experts would first change received.x
   std::printf("PE %d of %d got %d and %g\n", me, n, box[0], sum.as<float>()[0]);

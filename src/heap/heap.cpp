@@ -108,7 +108,7 @@ std::size_t agree(WorldState& state, HeapRequest mine,
 }
 
 Memory& open_memory(const WorldState& state, const char* what) {
-  if (!state.is_open()) fail(Code::closed, "{}: {}", what, why_closed(&state));
+  if (!state.is_open()) fail(Code::closed, "SHOAL-N172: {}: {}", what, why_closed(&state));
   return state.memory();
 }
 

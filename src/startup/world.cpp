@@ -28,7 +28,8 @@ namespace {
 
 /// Shares the ownership of the world, which owns the team.
 Team predefined_team(const std::shared_ptr<WorldState>& state, PredefinedTeam which) {
-  if (!state || !state->is_open()) fail(Code::closed, "{}", detail::why_closed(state.get()));
+  if (!state || !state->is_open())
+    fail(Code::closed, "SHOAL-N172: {}", detail::why_closed(state.get()));
   return detail::Access::make<Team>(
       std::shared_ptr<detail::TeamState>(state, &state->teams().predefined(which)));
 }
@@ -49,7 +50,7 @@ std::future<World> World::open_async(WorldOptions options) {
 void World::close() {
   if (!state_) return;
   if (detail::is_inherited(*state_))
-    fail(Code::closed, "close: {}", detail::why_closed(state_.get()));
+    fail(Code::closed, "SHOAL-N172: close: {}", detail::why_closed(state_.get()));
   state_->close();
 }
 
@@ -62,7 +63,8 @@ bool World::is_open() const noexcept {
 }
 
 WorldState& World::state() const {
-  if (!state_ || !state_->is_open()) fail(Code::closed, "{}", detail::why_closed(state_.get()));
+  if (!state_ || !state_->is_open())
+    fail(Code::closed, "SHOAL-N172: {}", detail::why_closed(state_.get()));
   return *state_;
 }
 

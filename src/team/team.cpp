@@ -234,7 +234,8 @@ TeamState& Team::state() const {
   require(!state_->destroyed, Code::closed, "SHOAL-N208: team {} was destroyed", state_->index);
   if (!state_->world->is_open()) {
     const detail::WorldState& world = *state_->world;
-    require(!detail::is_inherited(world), Code::closed, "{}", detail::why_closed(&world));
+    require(!detail::is_inherited(world), Code::closed, "SHOAL-N172: {}",
+            detail::why_closed(&world));
     fail(Code::closed, "SHOAL-N172: team {} belongs to a world that is closed", state_->index);
   }
   return *state_;

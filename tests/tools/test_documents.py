@@ -70,28 +70,26 @@ def test_translations_have_the_same_code_links_and_tables(page):
 def test_figures_of_readmes_are_the_measured_ones(page):
     """In the order of the page; the smaller one of a row is bold."""
     text = (ROOT / page).read_text()
-    peers = json.loads((ROOT / "docs/data/4-gpus/peers.json").read_text())
-    assert peers["commit"] in text and peers["date"] in text
-    pairs, layer = peers["pairs, us"], peers["communication of a layer, expert-major, us"]
-    low_latency = peers["low-latency pair, FP8 in, BF16 out, us"]
-
-    def at(tokens, table, form):
-        return {name: times[table["tokens"].index(tokens)] for name, times in table[form].items()}
-
-    measured = [
-        pairs["Buffer, new dispatch, BF16"],
-        pairs["Buffer, cached handle, BF16"],
-        pairs["ElasticBuffer, new dispatch with CPU sync, BF16"],
-        at(4096, layer, "with CPU sync"),
-        at(8, low_latency, "graph"),
-        at(128, low_latency, "graph"),
+    files = [ROOT / f"docs/data/2-gpus/deep-ep-{name}.json" for name in ("peer", "pairs")]
+    peer, shoal = (json.loads(file.read_text()) for file in files)
+    assert peer["commit"] in text and shoal["commit"] in text and shoal["date"] in text
+    keys = [
+        "Buffer, with CPU sync, BF16: new pair, us",
+        "ElasticBuffer, with CPU sync, BF16: new pair, us",
+        "ElasticBuffer, 4096 tokens, expert-major, with CPU sync: new pair, us",
+        "ElasticBuffer, 128 tokens, expert-major, without CPU sync: in a graph, us",
+        "low latency, FP8: dispatch, us",
+        "low latency, BF16: combine, us",
     ]
-    cells = re.findall(r"\| ([*\d.]+) \| ([*\d.]+) \|$", text, re.MULTILINE)
-    expected = []
-    for times in measured:
-        row = [times["DeepEP"], times["Shoal"]]
-        expected.append(tuple(f"**{time}**" if time == min(row) else f"{time}" for time in row))
-    assert cells == expected
+
+    def shown(key):
+        values = [one["figures"][key] for one in (peer, shoal)]
+        texts = [f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in values]
+        texts[values.index(min(values))] = f"**{texts[values.index(min(values))]}**"
+        return f"{texts[0]} | {texts[1]}"
+
+    rows = re.findall(r"^\|.*\| (\**[\d.]+\** \| \**[\d.]+\**) \|$", text, re.MULTILINE)
+    assert rows == [shown(key) for key in keys]
 
 
 def test_example_runs_alone_and_on_four_pes(bin_dir):

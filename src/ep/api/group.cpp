@@ -25,7 +25,7 @@ GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* cal
   require(state != nullptr && !state->closed, Code::closed, "SHOAL-N510: {}: the group is closed",
           call);
   if (!state->world->is_open() && shoal::detail::is_inherited(*state->world))
-    fail(Code::closed, "{}: {}", call, shoal::detail::why_closed(state->world.get()));
+    fail(Code::closed, "SHOAL-N172: {}: {}", call, shoal::detail::why_closed(state->world.get()));
   return *state;
 }
 

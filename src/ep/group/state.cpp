@@ -54,7 +54,7 @@ WorkQueue& GroupState::work_queue(const char* call) {
   const std::lock_guard lock(work_queue_mutex_);
   require(!closed && !closing_, Code::closed, "SHOAL-N510: {}: the group is closed", call);
   if (!world->is_open() && shoal::detail::is_inherited(*world))
-    fail(Code::closed, "{}: {}", call, shoal::detail::why_closed(world.get()));
+    fail(Code::closed, "SHOAL-N172: {}: {}", call, shoal::detail::why_closed(world.get()));
   if (!work_queue_) work_queue_ = std::make_unique<WorkQueue>();
   has_work_queue_.store(true, std::memory_order_release);
   return *work_queue_;

@@ -171,8 +171,8 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
   if (!culprit && has_failed(group, from)) culprit = from;
   const auto world_failure = group.state.world->health().failure();
   if (!culprit)
-    return fmt::format("SHOAL-N552: {} (epoch {}) failed {}{}; {}", step.operation, step.epoch, where,
-                       refusal_by(group, from, step),
+    return fmt::format("SHOAL-N552: {} (epoch {}) failed {}{}; {}", step.operation, step.epoch,
+                       where, refusal_by(group, from, step),
                        world_failure.value_or("a PE of the world failed"));
   const std::int32_t cause = cause_of(group, *culprit);
   return fmt::format("SHOAL-N552: {} (epoch {}) failed {}{}; {}", step.operation, step.epoch, where,
