@@ -206,12 +206,12 @@ def forms(data):
         "without CPU sync: in a graph",
     )
     for form in ("expert-major", "rank-major"):
-        for kind in kinds:
+        for kind in kinds if form == "expert-major" else kinds[2:]:
             times = {
                 tokens: both(data, f"ElasticBuffer, {tokens} tokens, {form}, {kind}, us")
                 for tokens in SIZES
             }
-            how = "graph" if "graph" in kind else kind.split(":")[0]
+            how = "graph" if "graph" in kind else "sync" if kind.startswith("with ") else "eager"
             for library in PAIRS:
                 row = {tokens: time[library] for tokens, time in times.items()}
                 lines.append((f"{form}, {how}, {library}", row))
@@ -232,19 +232,6 @@ def pairs_by_interface(data):
 def pairs(data):
     rows = [[code(name), times["Shoal"], times["DeepEP"]] for name, times in pairs_of(data)]
     return table(["us per pair", "Shoal", "DeepEP"], rows, source_of_pairs(data))
-
-
-@part
-def pairs_h100(data):
-    name = "2-h100/deep-ep-pairs.json"
-    kind = re.compile(r"(.*), BF16(: (?:new )?pair, us)")
-    figures = data(name)["figures"]
-    rows = [
-        [code(found[1]), figures[key], figures[f"{found[1]}, FP8{found[2]}"]]
-        for key in figures
-        if (found := kind.fullmatch(key))
-    ]
-    return table(["us per pair", "BF16", "FP8"], rows, source(data, name))
 
 
 @part
