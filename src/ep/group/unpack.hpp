@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include <shoal/detail/ep_layouts.hpp>
+
 #include "ep/group/state.hpp"
 
 namespace shoal::ep::detail {
