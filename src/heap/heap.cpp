@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <optional>
+#include <span>
+
+#include <fmt/compile.h>
 
 #include "base/check.hpp"
 #include "fabric/fabric.hpp"
@@ -28,13 +32,15 @@ constexpr std::size_t kMaximumAlignment = memory::Segment::kAlignment;
 
 enum class HeapCall : std::uint64_t { none, allocate, release };
 
-/// The arguments of one PE's heap call and the place that its own allocator chose.
+/// The arguments of one PE's heap call and the place that its own allocator chose. Every heap call
+/// exchanges it, so it is small: what is rare follows in an exchange of its own.
 struct HeapRequest {
   HeapCall call;
   std::uint64_t bytes;
-  std::uint64_t alignment;  ///< of an allocation; else 0
-  std::uint64_t offset;     ///< kNone: no room
-  HeapArrays::Block dropped{};
+  std::uint64_t alignment;    ///< of an allocation; else 0
+  std::uint64_t offset;       ///< kNone: no room
+  std::uint32_t failed = 0;   ///< 1: this PE's part of the call has failed
+  std::uint32_t dropped = 0;  ///< 1: this PE has dropped arrays that it has not yet named
 
   bool same_call(const HeapRequest& other) const {
     return call == other.call && bytes == other.bytes && alignment == other.alignment &&
@@ -42,22 +48,43 @@ struct HeapRequest {
   }
 };
 
-std::string describe(const HeapRequest& request) {
-  if (request.call == HeapCall::release)
-    return fmt::format("free of {} bytes at offset {}", request.bytes, request.offset);
-  std::string text = request.bytes == kTooMuch ? "malloc of more bytes than can be counted"
-                                               : fmt::format("malloc of {} bytes", request.bytes);
-  if (request.alignment > memory::Allocator::kMinimumAlignment)
-    text += fmt::format(" aligned to {}", request.alignment);
-  return text + (request.offset == kNone ? "" : fmt::format(" at offset {}", request.offset));
-}
+/// Formatted at compile time and without an allocation: the text travels with every heap call, for
+/// a PE that makes another one.
+class RequestText {
+ public:
+  explicit RequestText(const HeapRequest& request) {
+    if (request.call == HeapCall::release) {
+      add(FMT_COMPILE("free of {} bytes"), request.bytes);
+    } else if (request.bytes == kTooMuch) {
+      add(FMT_COMPILE("malloc of more bytes than can be counted"));
+    } else {
+      add(FMT_COMPILE("malloc of {} bytes"), request.bytes);
+    }
+    if (request.alignment > memory::Allocator::kMinimumAlignment)
+      add(FMT_COMPILE(" aligned to {}"), request.alignment);
+    if (request.offset != kNone) add(FMT_COMPILE(" at offset {}"), request.offset);
+    text_.push_back('\0');
+  }
+  const char* c_str() const { return text_.data(); }
 
-/// Releases the arrays that all PEs have dropped, given the blocks of this heap call. Returns their
-/// number.
-std::size_t release_dropped(WorldState& state, std::vector<HeapArrays::Block> blocks) {
+ private:
+  template <typename Format, typename... Values>
+  void add(const Format& format, const Values&... values) {
+    fmt::format_to(std::back_inserter(text_), format, values...);
+  }
+
+  fmt::basic_memory_buffer<char, 128> text_;
+};
+
+/// Releases the arrays that all PEs have dropped; `mine` names those that this PE has dropped.
+/// Returns the number of arrays released.
+std::size_t release_dropped(WorldState& state, HeapArrays::Block mine) {
   TeamState& team = state.teams().world_team();
   Memory& memory = state.memory();
+  std::vector<HeapArrays::Block> blocks(team.size());
   for (std::size_t released = 0;;) {
+    const auto bytes = exchange(team, &mine, sizeof mine, "release of arrays");
+    std::memcpy(static_cast<void*>(blocks.data()), bytes.data(), bytes.size());
     for (const std::size_t offset : memory.heap_arrays().take(blocks, team.me())) {
       memory.map().remove(offset);
       memory.heap().release(offset);
@@ -65,9 +92,8 @@ std::size_t release_dropped(WorldState& state, std::vector<HeapArrays::Block> bl
     }
     if (std::none_of(blocks.begin(), blocks.end(), [](const auto& one) { return one.more != 0; }))
       return released;
-    const HeapArrays::Block mine = memory.heap_arrays().unnamed();
-    const auto bytes = exchange(team, &mine, sizeof mine, "release of arrays");
-    std::memcpy(static_cast<void*>(blocks.data()), bytes.data(), bytes.size());
+    mine = memory.heap_arrays().unnamed();
+    if (mine.count != 0 && attempt([&] { state.fabric().quiet_segments(); })) mine = {};
   }
 }
 
@@ -77,29 +103,30 @@ std::size_t release_dropped(WorldState& state, std::vector<HeapArrays::Block> bl
 std::size_t agree(WorldState& state, HeapRequest mine,
                   std::optional<Error> failure = std::nullopt) {
   TeamState& team = state.teams().world_team();
-  mine.dropped = state.memory().heap_arrays().unnamed();
+  HeapArrays::Block dropped = state.memory().heap_arrays().unnamed();
   // Operations on the arrays must be complete before another PE may use their memory again.
-  if (mine.dropped.count != 0 && !failure)
-    failure = attempt([&] { state.fabric().quiet_segments(); });
-  if (failure) mine.dropped = {};
+  if (dropped.count != 0 && !failure) failure = attempt([&] { state.fabric().quiet_segments(); });
+  if (failure) dropped = {};
+  mine.failed = failure ? 1 : 0;
+  mine.dropped = dropped.count != 0 ? 1 : 0;
   state.progress().set(Activity::allocating, team.epoch + 1,
                        mine.call == HeapCall::allocate ? "malloc" : "free");
-  const auto all = exchange_outcomes(state, mine, failure, describe(mine).c_str());
-  std::vector<HeapArrays::Block> blocks;
-  blocks.reserve(all.size());
-  for (const auto& one : all) blocks.push_back(one.value.dropped);
-  const std::size_t released = release_dropped(state, std::move(blocks));
-  rethrow_first(all, failure);
-  const bool equal = std::all_of(all.begin(), all.end(), [&](const auto& one) {
-    return one.value.same_call(all.front().value);
-  });
+  const RequestText call(mine);
+  const auto bytes = exchange(team, &mine, sizeof mine, call.c_str());
+  const std::span all(reinterpret_cast<const HeapRequest*>(bytes.data()), team.size());
+  const auto any = [&](auto what) { return std::any_of(all.begin(), all.end(), what); };
+  std::size_t released = 0;
+  if (any([](const HeapRequest& one) { return one.dropped != 0; }))
+    released = release_dropped(state, dropped);
+  if (any([](const HeapRequest& one) { return one.failed != 0; }))
+    agree_on_outcome(state, failure, call.c_str());
   require(
-      equal, Code::mismatch,
+      !any([&](const HeapRequest& one) { return !one.same_call(all.front()); }), Code::mismatch,
       "SHOAL-N770: PEs make different calls on the symmetric heap: {}; all must make the same "
       "calls in the same order{}",
       [&] {
         std::vector<std::string> texts;
-        for (const auto& one : all) texts.push_back(describe(one.value));
+        for (const HeapRequest& one : all) texts.emplace_back(RequestText(one).c_str());
         return group_by_text(texts, team.pes);
       },
       [&] { return state.progress().refusal(team.pes, team.call(team.epoch)); });
