@@ -23,9 +23,17 @@ STRINGS = r"((?:\s*\"(?:\\.|[^\"\\])*\")+)"
 ROW = re.compile(r"\{(\d+)," + STRINGS + "," + STRINGS + r"\}")
 FIELD = "…"
 # Index of the argument of a call that is the format; the others have their own messages before it.
-CALLS = {"fail": 1, "require": 2, "fail_errno": 0, "Error": 1, "warn": 0, "error": 0}
+CALLS = {
+    "fail": 1,
+    "fail_made": 1,
+    "require": 2,
+    "fail_errno": 0,
+    "Error": 1,
+    "warn": 0,
+    "error": 0,
+}
 CALL = re.compile(
-    r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|Error)|log::(warn|error))\s*\("
+    r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail(?:_made|_errno)?|require|Error)|log::(warn|error))\s*\("
 )
 # Files in which calls are defined, not made.
 NO_CALLS = {"src/base/check.hpp", "src/base/error.cpp", "src/base/log.cpp", "src/base/log.hpp"}

@@ -24,7 +24,7 @@ shoal_status guarded(Body&& body) noexcept {
 /// *pointer. Throws Error{invalid_argument} for NULL, naming the call and the argument.
 template <typename T>
 T& required(T* pointer, const char* call, const char* name) {
-  require(pointer != nullptr, Code::invalid_argument, "{}: {} is NULL", call, name);
+  require(pointer != nullptr, Code::invalid_argument, "SHOAL-N888: {}: {} is NULL", call, name);
   return *pointer;
 }
 

@@ -14,9 +14,10 @@ void run_body(World& world, shoal_body body, void* context) {
   const shoal_status status = body(&handle, context);
   if (status == SHOAL_OK) return;
   std::string message = reason_of(shoal_last_error());
-  if (message.empty()) message = fmt::format("shoal_run_threads: a body returned {}", status);
+  if (message.empty())
+    message = fmt::format("SHOAL-N889: shoal_run_threads: a body returned {}", status);
   const bool known = status > SHOAL_OK && status < SHOAL_INTERNAL;
-  if (!known) throw std::runtime_error(std::string(Error::kPrefix) + message);
+  if (!known) throw std::runtime_error(Error(Code::system, message).what());
   throw Error(static_cast<Code>(status), message);
 }
 

@@ -90,7 +90,7 @@ Settings read_settings() {
 }
 
 void initialize(const std::function<World()>& open, const std::function<void()>& check_further) {
-  require(forked_from < 0, Code::closed, "{}", why_not_running());
+  require(forked_from < 0, Code::closed, "SHOAL-N868: {}", why_not_running());
   const std::lock_guard lock(starting_or_ending);
   if (initializations > 0) {
     check_further();
@@ -107,9 +107,9 @@ void initialize(const std::function<World()>& open, const std::function<void()>&
 }
 
 void finalize() {
-  require(forked_from < 0, Code::closed, "{}", why_not_running());
+  require(forked_from < 0, Code::closed, "SHOAL-N868: {}", why_not_running());
   const std::lock_guard lock(starting_or_ending);
-  require(initializations > 0, Code::closed, "{}", why_not_running());
+  require(initializations > 0, Code::closed, "SHOAL-N868: {}", why_not_running());
   if (--initializations > 0) return;
   Program& ended = program();
   barrier(ended.world.team());
@@ -128,7 +128,7 @@ Program* find_program() noexcept {
 
 Program& program() {
   Program* const found = find_program();
-  if (found == nullptr) fail(Code::closed, "{}", why_not_running());
+  if (found == nullptr) fail(Code::closed, "SHOAL-N868: {}", why_not_running());
   return *found;
 }
 

@@ -55,8 +55,8 @@ inline std::size_t checked(const WorldState& world, const char* what, RemoteAddr
   require(width == 4 || width == 8, Code::invalid_argument,
           "SHOAL-N793: {}: a word of {} bytes; allowed: 4 or 8", what, width);
   fail_made(Code::invalid_argument,
-            "{}: offset {} of PE {} is not a multiple of the word's {} bytes", what, address.offset,
-            address.pe, width);
+            "SHOAL-N805: {}: offset {} of PE {} is not a multiple of the word's {} bytes", what,
+            address.offset, address.pe, width);
 }
 
 /// Like checked, for an aligned word of `width` bytes.

@@ -218,7 +218,7 @@ void Program::bad_context(shmem_ctx_t handle) const {
 }
 
 void initialize() {
-  require(forked_from < 0, Code::closed, "{}", why_not_running());
+  require(forked_from < 0, Code::closed, "SHOAL-N841: {}", why_not_running());
   const std::lock_guard lock(starting);
   if (initializations++ > 0) return;
   running = start();
@@ -228,9 +228,9 @@ void initialize() {
 }
 
 void finalize() {
-  require(forked_from < 0, Code::closed, "{}", why_not_running());
+  require(forked_from < 0, Code::closed, "SHOAL-N841: {}", why_not_running());
   const std::lock_guard lock(starting);
-  require(initializations > 0, Code::closed, "{}", why_not_running());
+  require(initializations > 0, Code::closed, "SHOAL-N841: {}", why_not_running());
   if (--initializations > 0) return;
   end_world();
 }
@@ -241,7 +241,7 @@ bool is_initialized() noexcept {
 
 Program& program() {
   Program* const found = running.load(std::memory_order_acquire);
-  if (found == nullptr) fail(Code::closed, "{}", why_not_running());
+  if (found == nullptr) fail(Code::closed, "SHOAL-N841: {}", why_not_running());
   return *found;
 }
 

@@ -51,7 +51,7 @@ int main() {
     CHECK(text_of_child(status, [&] { std::exit(status); }).empty());
     nvshmem_barrier_all();
   }
-  const std::string fork_of = ": this process is a fork of PE ";
+  const std::string fork_of = ": SHOAL-N868: this process is a fork of PE ";
   const auto refused = [&](const char* call, void (*body)(int*, int)) {
     const std::string text = text_of_child(1, [&] {
       body(word, right);

@@ -45,7 +45,7 @@ int main(void) {
   for (ssize_t got; (got = read(messages[0], text + length, sizeof text - 1 - length)) > 0;)
     length += (size_t)got;
   CHECK(status_of(child) == 1);
-  CHECK(strstr(text, "shmem_int_p: this process is a fork of PE ") != NULL);
+  CHECK(strstr(text, "shmem_int_p: SHOAL-N841: this process is a fork of PE ") != NULL);
 
   CHECK(word == 5);
   shmem_barrier_all();

@@ -59,9 +59,10 @@ def test_messages_are_found_in_all_their_forms(tmp_path):
       throw Error(Code::system, fmt::format("the fourth {}", what));
       fail(Code::system, hard ? "the fifth, hard" : "the fifth, soft");
       log::warn("the sixth {}", 6);
+      fail_made(Code::closed, "the seventh {}", 7);
       [[noreturn]] void fail(Code code, Format format);
       fail(code, "{}", message);
-      const auto reason = "SHOAL-N7: the seventh";
+      const auto reason = "SHOAL-N8: the eighth";
     """
     result = check(make(tmp_path, source), "--list")
     assert [line.split(": ", 1)[1] for line in result.stdout.splitlines()] == [
@@ -72,7 +73,8 @@ def test_messages_are_found_in_all_their_forms(tmp_path):
         "the fifth, hard",
         "the fifth, soft",
         "the sixth …",
-        "SHOAL-N7: the seventh",
+        "the seventh …",
+        "SHOAL-N8: the eighth",
     ]
     assert result.stdout.startswith("src/base/a.cpp:2: ")
 

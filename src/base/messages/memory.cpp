@@ -192,7 +192,7 @@ static constexpr Message kMemoryRows[] = {
      " them, which would never end.",
      "Create a stream with `cudaStreamNonBlocking` for each PE."},
     {805, "The offset is not a multiple of the size of the value.",
-     "Pass an aligned element of the span."},
+     "Pass an address in the heap that is aligned to the type of the value."},
     {806, "The sizes of the table or of the fetch are outside their ranges.",
      "Pass the sizes that the table was made with."},
     {807, "The team belongs to another world than the operation.", "Use a team of the same world."},
@@ -244,6 +244,10 @@ static constexpr Message kMemoryRows[] = {
      "hardened kernels and some sandboxes forbid it.",
      "Use memory of `shmem_malloc` in place of global variables, or allow `mmap` with MAP_FIXED."},
     {840, "Predefined teams cannot be destroyed.", "Destroy teams that a split made."},
+    {841,
+     "A routine was called before `shmem_init`, after `shmem_finalize`, or in a process that a PE "
+     "has forked.",
+     "Call `shmem_init` first. A fork may only call exec or exit."},
     {850, "The flags name a library that the program was not linked with.",
      "Link the program with the library that the message names."},
     {851, "The attributes have no communicator of the MPI library that this process uses.",
@@ -274,6 +278,10 @@ static constexpr Message kMemoryRows[] = {
     {866, "The program holds as many teams as the setting allows.",
      "Destroy unused teams, or raise `SHOAL_MAX_TEAMS` on all PEs."},
     {867, "Predefined teams cannot be destroyed.", "Destroy teams that a split made."},
+    {868,
+     "A function was called before the initialization, after `nvshmem_finalize`, or in a process "
+     "that a PE has forked.",
+     "Call `nvshmem_init` or `nvshmemx_init_attr` first. A fork may only call exec or exit."},
     {880, "A struct of a result or a future was used twice, or with the call of another kind.",
      "Take a result or future once, with the call of its kind; release a result before reusing its"
      " struct."},
@@ -292,8 +300,13 @@ static constexpr Message kMemoryRows[] = {
     {886, "The name is no setting of this version.",
      "List the names with `shoal-info --settings`."},
     {887, "The tensor's type, shape or address is not valid.",
-     "Describe the memory with a type of `shoal_dtype`, 1 to 4 dimensions and its address."},
-    {888, "The call got no function to run.", "Pass a function."},
+     "Describe the memory with a type of shoal/c/tensor.h, 1 to 4 dimensions and its address."},
+    {888, "A pointer that the C call needs is NULL.",
+     "Pass the object, variable or function that the message names."},
+    {889,
+     "A body of `shoal_run_threads` returned another status than SHOAL_OK, and no call of Shoal "
+     "had failed in its thread.",
+     "Return SHOAL_OK where the body succeeds."},
 };
 
 const std::span<const Message> kMemory = kMemoryRows;

@@ -237,8 +237,8 @@ static constexpr Message kTransportRows[] = {
     {445, "The root is not a PE of the team; it counts within the team.",
      "Pass a root from 0 to size - 1."},
     {446,
-     "NCCL could not connect the PEs of the team: its network setup hangs or failed, or a PE ended"
-     " meanwhile.",
+     "NCCL could not connect the PEs of the team, or a later call of it failed: its network setup "
+     "hangs or failed, or a PE ended meanwhile.",
      "Run with `NCCL_DEBUG=INFO` to see its network setup, or set `SHOAL_COLLECTIVE_NCCL=off`."},
     {447, "The setting demands NCCL, and a PE cannot use it.",
      "Install NCCL 2.19 or later, name its file in `SHOAL_NCCL_LIBRARY`, use a GPU for each PE, or"

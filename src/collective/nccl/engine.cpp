@@ -162,7 +162,7 @@ Engine::~Engine() {
 }
 
 void Engine::check(int result, const char* what) const {
-  require(result == 0, Code::system, "{}: {}", what, library_.error_text(result));
+  require(result == 0, Code::system, "SHOAL-N446: {}: {}", what, library_.error_text(result));
 }
 
 void Engine::broadcast(cuda::Stream stream, void* target, const void* source, std::size_t bytes,

@@ -39,7 +39,7 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
   if (!failed) return group;
   const std::string reason = describe_given_up(group, *failed, group.backend->cause_of(*failed));
   record_failure(group, reason);
-  fail(Code::closed, "{}: {}", call, reason);
+  fail(Code::closed, "SHOAL-N552: {}: {}", call, reason);
 }
 
 void fail_closed_result(const char* call, const char* operation, std::uint64_t epoch) {
@@ -80,7 +80,7 @@ void take_memory(GroupState& state) {
 void release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
   if (const auto failed = state.backend->ask_failed_rank(); failed && !state.options.mask_failed)
-    fail(Code::closed, "close: {}",
+    fail(Code::closed, "SHOAL-N552: close: {}",
          describe_given_up(state, *failed, state.backend->cause_of(*failed)));
   const bool held = any_pe(state, state.arena.regions() > 0, "ep group close");
   state.backend->stop_counting();

@@ -152,7 +152,7 @@ void CudaDevice::synchronize(CUstream on, const char* what) const {
     const CUresult result = driver_.stream_query(on);
     if (result == CUDA_SUCCESS) return;
     if (result != CUDA_ERROR_NOT_READY)
-      check(driver_, result, fmt::format("{} failed on GPU {}", what, device));
+      check(driver_, result, fmt::format("SHOAL-N700: {} failed on GPU {}", what, device));
     if (polls < 1000) continue;
     if (polls % 16 == 0) throw_if_interrupted(what);
     require(

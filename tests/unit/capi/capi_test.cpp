@@ -22,11 +22,11 @@ TEST(CApiErrors, AreKeptForEachThread) {
   std::thread([] {
     EXPECT_STREQ(shoal_last_error(), "");
     expect_failure(shoal_barrier(nullptr), SHOAL_INVALID_ARGUMENT,
-                   "shoal: shoal_barrier: team is NULL");
+                   "SHOAL-N888: shoal_barrier: team is NULL");
   }).join();
-  EXPECT_STREQ(shoal_last_error(), "shoal: shoal_world_pe: world is NULL");
+  EXPECT_STREQ(shoal_last_error(), "SHOAL-N888: shoal_world_pe: world is NULL");
   ok(shoal_version(nullptr, nullptr, nullptr));
-  EXPECT_STREQ(shoal_last_error(), "shoal: shoal_world_pe: world is NULL")
+  EXPECT_STREQ(shoal_last_error(), "SHOAL-N888: shoal_world_pe: world is NULL")
       << "a success leaves the message";
 }
 

@@ -18,7 +18,7 @@ class CurrentGpu {
   CurrentGpu& operator=(const CurrentGpu&) = delete;
 
   static void checked(cudaError_t result) {
-    require(result == cudaSuccess, Code::system, "gate: {}",
+    require(result == cudaSuccess, Code::system, "SHOAL-N460: gate: {}",
             [&] { return cudaGetErrorString(result); });
   }
 

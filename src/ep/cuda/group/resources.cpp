@@ -22,7 +22,8 @@ namespace shoal::ep::cuda {
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // clears it, so that the next launch reports its own
-  fail(Code::system, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+  fail(Code::system, "SHOAL-N460: {}: {} ({})", what, cudaGetErrorString(status),
+       cudaGetErrorName(status));
 }
 
 cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, const char* what) {
