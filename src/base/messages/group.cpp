@@ -30,14 +30,14 @@ static constexpr Message kGroupRows[] = {
     {510, "The group was closed, or its world was, before this call.",
      "Keep the group open until its last call; create a new one in a new world."},
     {511,
-     "An earlier operation of the group failed, and its message follows; ranks are out of step "
-     "since.",
+     "An earlier operation of the group failed, and its message follows; the ranks are out of "
+     "step since.",
      "Cure the quoted failure and create a new group. With `mask_failed`, low-latency operations "
      "continue without the failed rank."},
     {512,
-     "A warning: the memory of a group could not be released when the group ended, because results"
-     " were held or its world had failed.",
-     "Release the results first, or close the world; until then the memory stays allocated."},
+     "A warning: a group was destroyed without `Group::close`, and its queued work failed for the "
+     "reason that follows. Its memory stays allocated until the world closes.",
+     "Cure the reason; `Group::close` on all ranks throws such failures."},
     {513, "Masks exist only in groups that continue without failed ranks.",
      "Make the group with `mask_failed` = true."},
     {514,
@@ -107,42 +107,45 @@ static constexpr Message kGroupRows[] = {
     {550,
      "The network did not take what kernels send: a connection failed, or was busy for longer than"
      " the timeout.",
-     "Look at the error of the network that follows, and at the PE that it names; raise "
-     "`SHOAL_TIMEOUT_MS` when the network is only slow."},
+     "Look at the error of the network that follows, and at the PE that it names; raise the "
+     "setting that the message names when the network is only slow."},
     {551,
      "A rank did not arrive at this operation in time: it made fewer calls, is stuck in other "
      "work, or ended. The message names it, and what was expected and seen.",
      "Look at the output of the rank that the message names; `shoal-info --live` shows what each "
-     "waits for. Raise `SHOAL_TIMEOUT_MS` for long first calls."},
-    {552, "The operation failed because another PE ended or reported an error.",
+     "waits for. Raise the setting that the message names for long first calls."},
+    {552,
+     "Another PE ended, reported an error or gave the group up, which ends the operation here.",
      "Look at the message of that PE; its failure came first."},
     {553,
      "The program ended the wait of a dispatch or combine (`set_interrupt_check`; Ctrl-C in "
      "Python).",
-     "Close the group. After an interrupt of `Group::synchronize` on a GPU it stays usable, and "
-     "its work continues."},
+     "Make a new group: this one takes no further calls, and its memory is released with the "
+     "world. After an interrupt of `Group::synchronize` on a GPU it stays usable."},
     {554,
      "The kernel of a dispatch did not report its sizes in time, so the call does not know how many "
-     "rows arrive.",
+     "rows arrive; or a PE failed meanwhile.",
      "Look for another kernel that holds the GPU or waits for one that cannot start, and for the "
-     "failure of another PE. `CUDA_DEVICE_MAX_CONNECTIONS=32` gives streams queues of their own."},
+     "failure of another PE. `CUDA_DEVICE_MAX_CONNECTIONS=32` gives streams queues of their own; "
+     "raise the setting that the message names when the GPU is only busy."},
     {555, "The group or call is larger than the kernels support; the message states the limit.",
      "Use fewer ranks, experts or tokens per rank, or shorter rows."},
     {556, "A warning: the GPU had failed before the group ended.",
      "Look for the first failure of the GPU (`dmesg`, `compute-sanitizer`)."},
     {557, "The group cannot use kernels between nodes; the reason is in the message.",
-     "Cure the reason (`SHOAL_PROXY_SLOTS` above 0, consecutive ranks on each node), or set "
-     "`SHOAL_EP_BETWEEN_NODES=automatic`."},
+     "Cure the reason: set `SHOAL_PROXY_SLOTS` above 0, use fewer ranks, or raise "
+     "`SHOAL_SYMMETRIC_SIZE`; or set `SHOAL_EP_BETWEEN_NODES=automatic`."},
     {558,
      "A warning: rows of this group take a slower way than the GPUs allow; the message says which "
      "way and why.",
      "Check `shoal-info --gpus` for peer access; set `SHOAL_TRANSPORT_INSIDE=staged` when the way "
      "is intended."},
     {560, "The GPU has no memory left for the result.",
-     "Free GPU memory, or pass memory for the result (`LowLatencyCombineOptions.out`)."},
+     "Free GPU memory; for a combine, pass memory for the result "
+     "(`LowLatencyCombineOptions.out`)."},
     {561,
-     "A warning of a group with `mask_failed`: a rank did not arrive in time and is excluded from "
-     "now on, or has excluded this one.",
+     "A warning of a group with `mask_failed`: a rank did not arrive in time, is out of reach or "
+     "has excluded this one, and is excluded from now on.",
      "`Group::masked` lists the excluded ranks. Raise `SHOAL_TIMEOUT_MS` when the rank was only "
      "late."},
     {565,
@@ -151,7 +154,8 @@ static constexpr Message kGroupRows[] = {
      "Write the expert output to `Dispatched::x` or to a shared buffer, or make the group with "
      "`combine_staging` and a larger `max_tokens`."},
     {566, "One result has more rows than the kernels between nodes can number.",
-     "Lower `DispatchOptions.worst_case_rows`, or set `SHOAL_EP_BETWEEN_NODES=staged`."},
+     "Lower `DispatchOptions.worst_case_rows` or `GroupOptions.max_tokens`, or set "
+     "`SHOAL_EP_BETWEEN_NODES=staged`."},
     {567, "Results of earlier dispatches still hold the receive area.",
      "Release them (in Python, drop the references), or raise `GroupOptions.live_results`."},
     {570, "An array has another shape or type than the call needs.",
@@ -161,12 +165,15 @@ static constexpr Message kGroupRows[] = {
     {572, "The array has a shape but a null address.", "Pass the address of the array."},
     {573, "Rows in GPU memory are moved 16 bytes at a time and must start at a multiple of that.",
      "Pass an aligned buffer, not a view that starts in the middle of a row."},
-    {574, "The routing or handle belongs to a group with another shape or on another device.",
+    {574,
+     "The routing is empty, or the routing or handle belongs to a group of other ranks, experts or "
+     "`top_k`, or on another kind of device.",
      "Compute the routing with `route` of the group that dispatches."},
     {575, "The call has more tokens than the group was made for.",
-     "Pass fewer tokens, or make the group with a larger `max_tokens`."},
-    {576, "The number of SMs is outside the range of this GPU.",
-     "Pass a value in the stated range; 0 chooses by measurement."},
+     "Pass fewer tokens, or make the group with a larger `max_tokens` or, for low-latency calls, "
+     "`low_latency_max_tokens`."},
+    {576, "The number of SMs is outside its range.",
+     "Pass a value in the stated range; with 0 Shoal chooses."},
     {577, "A group on the host runs no work on streams.",
      "Leave the stream and events out, or set `SHOAL_HEAP=cuda`."},
     {578, "The group was made for the other mode only.",
@@ -180,10 +187,10 @@ static constexpr Message kGroupRows[] = {
     {582, "Two arguments of the call exclude each other, or one needs the other.",
      "Leave one of them out, or give both, as the message says."},
     {583, "An option is outside its range.", "Pass a value in the range that the message states."},
-    {584, "The value is none of the enumeration, as after a cast from another library's number.",
+    {584, "The value is none of the enumeration's, as after a cast of another library's number.",
      "Pass a value of `Quantize` or `Reduction`."},
-    {585, "The handle is empty, of another group, or of a dispatch that has not been received.",
-     "Receive the dispatch first and pass its handle."},
+    {585, "The handle is empty or of another group.",
+     "Pass the handle that `receive` of the dispatch returned."},
     {586, "The combine got other indices or weights than its dispatch.",
      "Pass the same arrays, unchanged, to both; or give no weights to the dispatch."},
     {587, "With `zero_copy`, y must be the memory that the group gave for this combine.",
@@ -199,8 +206,10 @@ static constexpr Message kGroupRows[] = {
      " was overwritten.",
      "Install the same version on all ranks, and look for writes outside of buffers "
      "(`compute-sanitizer`)."},
-    {596, "The ranks used handles of different dispatches.",
-     "Use handles of the same dispatch on all ranks."},
+    {596,
+     "The ranks combined different dispatches, passed different `log_fmt` or `reduction`, or gave "
+     "weights to the dispatch on some ranks only; the message names two of them.",
+     "Pass the handle of the same dispatch and the same options on all ranks."},
     {597, "The ranks passed different encodings to one low-latency dispatch.",
      "Pass the same `quantize` on all ranks."},
     {600, "Nodes (ranks that reach each other by load and store) have different numbers of ranks.",
@@ -217,7 +226,7 @@ static constexpr Message kGroupRows[] = {
     {607, "Experts are spread evenly over the ranks, and their number is not divisible.",
      "Pad the experts to a multiple of the ranks."},
     {608, "One rank could receive more rows than can be numbered.",
-     "Lower `max_tokens`, or use fewer ranks."},
+     "Lower `max_tokens` or `low_latency_max_tokens`, or use fewer ranks."},
 };
 
 const std::span<const Message> kGroup = kGroupRows;

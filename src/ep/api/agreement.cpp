@@ -2,6 +2,8 @@
 #include "ep/api/agreement.hpp"
 
 #include <array>
+#include <string>
+#include <string_view>
 
 #include "base/check.hpp"
 #include "ep/api/placement.hpp"
@@ -33,6 +35,12 @@ constexpr Field kFields[] = {
 };
 constexpr std::size_t kFieldCount = std::size(kFields);
 
+std::string describe(const Field& field, std::int64_t value) {
+  return std::string_view(field.name) == "dtype"
+             ? std::string(name_of(static_cast<DataType>(value)))
+             : std::to_string(value);
+}
+
 using Values = std::array<std::int64_t, kFieldCount>;
 
 }  // namespace
@@ -49,10 +57,11 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
     shoal::detail::rethrow(all[pe].failure, team.world_pe(pe), failure);
   for (std::size_t i = 0; i < kFieldCount; ++i)
     for (Pe pe = 1; pe < team.size(); ++pe)
-      require(all[pe].value[i] == all[0].value[i], Code::mismatch,
-              "SHOAL-N500: ep::GroupOptions.{} differs between ranks: {} on PE {}, {} on PE {}",
-              kFields[i].name, all[0].value[i], team.world_pe(0), all[pe].value[i],
-              team.world_pe(pe));
+      require(
+          all[pe].value[i] == all[0].value[i], Code::mismatch,
+          "SHOAL-N500: ep::GroupOptions.{} differs between ranks: {} on PE {}, {} on PE {}",
+          kFields[i].name, [&] { return describe(kFields[i], all[0].value[i]); }, team.world_pe(0),
+          [&] { return describe(kFields[i], all[pe].value[i]); }, team.world_pe(pe));
   return state;
 }
 

@@ -12,6 +12,7 @@
 #include "base/check.hpp"
 #include "ep/numeric/gate.hpp"
 #include "ep/plan/limits.hpp"
+#include "ep/plan/place.hpp"
 #include "shoal/ep/group.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/gate/gate.cuh"
@@ -181,9 +182,11 @@ void check_array(const char* name, const ConstTensorView& array, DataType dtype,
           array.shape[1] == options.top_k && array.contiguous() && array.device == logits.device &&
           (array.size() == 0 || array.data != nullptr),
       Code::invalid_argument,
-      "SHOAL-N501: gate: GateArrays.{} is {}; contiguous {} [{}, {}] in the memory of the logits "
-      "is wanted",
-      name, [&] { return array.describe(); }, name_of(dtype), logits.shape[0], options.top_k);
+      "SHOAL-N501: gate: GateArrays.{} is {} {}; contiguous {} [{}, {}] {} is wanted, where the "
+      "logits are",
+      name, [&] { return array.describe(); }, [&] { return detail::describe(array.device); },
+      name_of(dtype), logits.shape[0], options.top_k,
+      [&] { return detail::describe(logits.device); });
 }
 
 void gate_on_host(const ConstTensorView& logits, const ConstTensorView& bias,
@@ -236,8 +239,11 @@ Gated gate(const ConstTensorView& logits, const ConstTensorView& bias, const Gat
 void gate(const ConstTensorView& logits, const ConstTensorView& bias, const GateOptions& options,
           const GateArrays& to) {
   check_inputs(logits, bias, options);
-  require(!bias.defined() || bias.device == logits.device, Code::invalid_argument,
-          "SHOAL-N506: gate: logits and bias must be in the same memory");
+  require(
+      !bias.defined() || bias.device == logits.device, Code::invalid_argument,
+      "SHOAL-N506: gate: the logits are {}, the bias is {}; both must be on one device",
+      [&] { return detail::describe(logits.device); },
+      [&] { return detail::describe(bias.device); });
   check_array("topk_idx", to.topk_idx, DataType::int64, logits, options);
   check_array("topk_weights", to.topk_weights, DataType::float32, logits, options);
   if (logits.device.kind == DeviceKind::host) return gate_on_host(logits, bias, options, to);

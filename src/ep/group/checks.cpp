@@ -64,11 +64,14 @@ void check_rows_of(const GroupState& group, const char* call, const char* name,
 
 void check_routing(const GroupState& group, const Routing& routing) {
   const RoutingState* const state = state_of(routing).get();
-  require(state != nullptr && state->shape.ranks == group.shape.ranks &&
-              state->shape.experts == group.shape.experts &&
-              state->shape.top_k == group.shape.top_k,
-          Code::invalid_argument,
-          "SHOAL-N574: dispatch: the routing was not made by route() of a group like this one");
+  require(state != nullptr, Code::invalid_argument, "SHOAL-N574: dispatch: the routing is empty");
+  const Shape &theirs = state->shape, &ours = group.shape;
+  require(
+      theirs.ranks == ours.ranks && theirs.experts == ours.experts && theirs.top_k == ours.top_k,
+      Code::invalid_argument,
+      "SHOAL-N574: dispatch: the routing is of a group of {} ranks, {} experts and top_k {}; "
+      "this group has {}, {} and {}",
+      theirs.ranks, theirs.experts, theirs.top_k, ours.ranks, ours.experts, ours.top_k);
   // Staged groups have their routings made by the host backend.
   const auto in_gpu_memory = [](BackendKind kind) { return kind == BackendKind::cuda; };
   const BackendKind kind = group.backend->normal().kind;
@@ -261,8 +264,8 @@ void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& 
   check_tensor(group, call, "x", x, {topk_idx.shape[0], group.shape.hidden}, {DataType::bfloat16});
   check_row_address(call, "x", x);
   require(options.quantize <= Quantize::fp8_ue8m0, Code::invalid_argument,
-          "SHOAL-N584: {}: quantize has the unknown value {}", call,
-          static_cast<int>(options.quantize));
+          "SHOAL-N584: {}: quantize has the unknown value {}; allowed: 0 (none) to {} (fp8_ue8m0)",
+          call, static_cast<int>(options.quantize), static_cast<int>(Quantize::fp8_ue8m0));
   require(options.quantize == Quantize::none || group.shape.hidden % 16 == 0,
           Code::invalid_argument,
           "SHOAL-N580: {}: hidden is {}; float8 rows must be a multiple of 16 bytes", call,
@@ -305,9 +308,10 @@ void check_low_latency_combine(const GroupState& group, const ConstTensorView& y
   require(!(options.log_fmt && options.zero_copy), Code::invalid_argument,
           "SHOAL-N582: {}: log_fmt encodes y on its way and zero_copy does not move it; choose one",
           call);
-  require(options.reduction <= Reduction::exact, Code::invalid_argument,
-          "SHOAL-N584: {}: reduction has the unknown value {}", call,
-          static_cast<int>(options.reduction));
+  require(
+      options.reduction <= Reduction::exact, Code::invalid_argument,
+      "SHOAL-N584: {}: reduction has the unknown value {}; allowed: 0 (automatic) to {} (exact)",
+      call, static_cast<int>(options.reduction), static_cast<int>(Reduction::exact));
   const std::int64_t rows = shape.low_latency_rows();
   if (options.zero_copy) {
     const TensorView buffer = group.combine_buffer;

@@ -100,6 +100,10 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
     return peers[rank] == nullptr ? nullptr : peers[rank] - block_offset + offset;
   }
   Pe world_pe(std::int32_t rank) const { return team.world_pe(rank); }
+  /// What sets `timeout`, for messages.
+  const char* timeout_setting() const {
+    return options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS";
+  }
   /// Operation `number` of this group, for ProgressBoard::refusal.
   shoal::detail::CallId call(shoal::detail::CallKind kind, std::uint64_t number) const {
     return {kind, block_offset, number};

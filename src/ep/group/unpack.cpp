@@ -41,8 +41,8 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatc
   require(
       !to.clear_unused || received.x.shape[0] == received.handle.result_rows(),
       Code::invalid_argument,
-      "SHOAL-N583: unpack: UnpackOptions.clear_unused is set and x has {} rows; the dispatch had "
-      "{}",
+      "SHOAL-N570: unpack: UnpackOptions.clear_unused is set and x has {} rows; it must have the {} "
+      "of the dispatch",
       received.x.shape[0], received.handle.result_rows());
   return copies;
 }

@@ -45,18 +45,19 @@ T& of_backend(Base& state, const char* call) {
   return const_cast<T&>(of_backend<T>(static_cast<const Base&>(state), call));
 }
 
+/// "on the host" or "on GPU 3".
+inline std::string describe(const Device& device) {
+  return device.kind == DeviceKind::host ? std::string("on the host")
+                                         : fmt::format("on GPU {}", device.index);
+}
+
 /// Requires a tensor on the device of the group's memory. Throws Error{invalid_argument}.
 inline void check_device(const Device& home, const char* call, const char* name,
                          const ConstTensorView& tensor) {
-  const auto where = [](const Device& device) {
-    return [&device] {
-      return device.kind == DeviceKind::host ? std::string("on the host")
-                                             : fmt::format("on GPU {}", device.index);
-    };
-  };
-  require(tensor.device == home, Code::invalid_argument,
-          "SHOAL-N601: {}: {} is {}; the memory of this group is {} (SHOAL_HEAP)", call, name,
-          where(tensor.device), where(home));
+  require(
+      tensor.device == home, Code::invalid_argument,
+      "SHOAL-N601: {}: {} is {}; the memory of this group is {} (SHOAL_HEAP)", call, name,
+      [&] { return describe(tensor.device); }, [&] { return describe(home); });
 }
 
 }  // namespace shoal::ep::detail

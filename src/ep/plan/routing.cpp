@@ -53,7 +53,8 @@ void check_topk(const ConstTensorView& topk_idx, const Shape& shape, const Devic
   check_device(device, call, "topk_idx", topk_idx);
   const std::int64_t tokens = topk_idx.shape[0];
   require(tokens <= max_tokens, Code::invalid_argument,
-          "SHOAL-N575: {}: {} tokens; this group was made for at most {} per rank and operation",
+          "SHOAL-N575: {}: {} tokens; this group was made for at most {} (GroupOptions.max_tokens, "
+          "low_latency_max_tokens)",
           call, tokens, max_tokens);
   require(tokens == 0 || topk_idx.data != nullptr, Code::invalid_argument,
           "SHOAL-N572: {}: topk_idx has no data", call);

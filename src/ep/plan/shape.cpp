@@ -60,8 +60,8 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   require(
       options.max_tokens * ranks <= kMaxRows && options.low_latency_max_tokens * ranks <= kMaxRows,
       Code::invalid_argument,
-      "SHOAL-N608: ep::GroupOptions: {} ranks times {} tokens; at most {} rows can be received by "
-      "one rank",
+      "SHOAL-N608: ep::GroupOptions: {} ranks times {} tokens (max_tokens, low_latency_max_tokens); "
+      "at most {} rows can be received by one rank",
       ranks, std::max(options.max_tokens, options.low_latency_max_tokens), kMaxRows);
 
   Shape shape;

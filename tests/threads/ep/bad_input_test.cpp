@@ -50,7 +50,7 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
     x = in.x;
     x.device.kind = DeviceKind::cuda;
     EXPECT_ERROR(bad, "is on GPU", group.dispatch(x, routing));
-    EXPECT_ERROR(bad, "not made by route()", group.dispatch(in.x, ep::Routing{}));
+    EXPECT_ERROR(bad, "the routing is empty", group.dispatch(in.x, ep::Routing{}));
     EXPECT_ERROR(bad, "handle is not of a dispatch of this group",
                  group.dispatch(in.x, ep::Handle{}));
     EXPECT_ERROR(bad, "expert_alignment is 0",
@@ -240,7 +240,7 @@ TEST(EpBadInput, FuturesThrowErrorsOfAsynchronousCalls) {
     const auto let_stream_finish = [&] { (void)group.masked(); };
     let_stream_finish();
     EXPECT_ERROR(bad, ": x is float32", wrong_x.get());
-    EXPECT_ERROR(bad, "not made by route()", wrong_routing.get());
+    EXPECT_ERROR(bad, "the routing is empty", wrong_routing.get());
     EXPECT_ERROR(bad, "expert_alignment is -1", wrong_alignment.get());
     EXPECT_ERROR(bad, "handle is not of a dispatch", wrong_handle.get());
     const ep::Dispatched got = right.get();

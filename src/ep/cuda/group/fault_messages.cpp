@@ -43,8 +43,7 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
   context.n_pes = state.world->n_pes();
   context.pe = state.team.world_pe(group.report->rank);
   context.timeout = state.timeout;
-  context.timeout_setting =
-      state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS";
+  context.timeout_setting = state.timeout_setting();
   if (fault == Fault::timeout)
     context.peer = state.world->progress().describe(context.pe) +
                    refusal_by(state, *group.report, group.report->rank);

@@ -31,9 +31,9 @@ Error fatal_error(const FaultReport& report, const FaultContext& context) {
             "kernels send to PE {}, phase {}: {}",
             operation, epoch, context.me, context.n_pes, context.pe, text_of(report.phase).name,
             context.network
-                ? context.network->reason()
-                : "SHOAL-N550: no room in its queue, or no completion, within the timeout. "
-                  "Setting: SHOAL_TIMEOUT_MS."));
+                ? std::string(context.network->reason())
+                : fmt::format("no room in its queue, or no completion, within {} ms. Setting: {}.",
+                              context.timeout.count(), context.timeout_setting)));
   const std::string waited =
       fmt::format("on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}",
                   context.me, context.n_pes, text_of(report.phase).awaited, context.pe, epoch,

@@ -54,7 +54,8 @@ std::optional<std::string> why_no_kernels(const GroupState& state) {
     return fmt::format("a group with kernels has at most {} ranks; this one has {}",
                        detail::kMaxDeviceRanks, state.shape.ranks);
   if (world.device_side() == nullptr || world.device_side()->world().proxy == nullptr)
-    return fmt::format("SHOAL-N557: PE {} has no proxy (SHOAL_PROXY_SLOTS)", world.my_pe());
+    return fmt::format("PE {} has no proxy (SHOAL_PROXY_SLOTS is {})", world.my_pe(),
+                       world.settings().proxy_slots);
   return std::nullopt;
 }
 

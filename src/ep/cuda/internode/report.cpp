@@ -59,7 +59,7 @@ void report_internode(const Team& team, const InternodeWays& ways) {
   if (ways.normal && ways.low_latency) {
     log::print(
         level,
-        "PE {}: kernels of this ep::Group send rows over the network, {}: the heap of PE {} is out of reach: {}",
+        "SHOAL-N558: PE {}: kernels of this ep::Group send rows over the network, {}: the heap of PE {} is out of reach: {}",
         world.my_pe(), executor_of(ways), *named, why);
     return;
   }
@@ -68,7 +68,7 @@ void report_internode(const Team& team, const InternodeWays& ways) {
                                               : "rows";
   log::print(
       level,
-      "PE {}: {} of this ep::Group go through host memory, which is slower, and its calls cannot be captured in "
+      "SHOAL-N558: PE {}: {} of this ep::Group go through host memory, which is slower, and its calls cannot be captured in "
       "graphs: the heap of PE {} is out of reach: {}{}{}",
       world.my_pe(), rows, *named, why,
       ways.reason.empty() ? "" : "; kernels do not send them: ", ways.reason);

@@ -63,7 +63,8 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
   require(
       internode_ == nullptr || region_rows(call) < kMaxDeviceTokens, Code::unsupported,
-      "SHOAL-N566: dispatch: a result of {} rows between nodes; at most {}",
+      "SHOAL-N566: dispatch: a result of {} rows between nodes; at most {} "
+      "(DispatchOptions.worst_case_rows, GroupOptions.max_tokens)",
       [&] { return region_rows(call); }, kMaxDeviceTokens - 1);
 }
 
@@ -179,8 +180,8 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   // starts; earlier low-latency calls can take several timeouts where they mask ranks
   // (ExtendedDeadline).
   const std::int32_t waits = state_.options.mask_failed ? std::max(2, state_.shape.ranks) : 2;
-  const auto deadline =
-      shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);
+  const std::chrono::milliseconds limit = waits * state_.timeout + std::chrono::seconds(1);
+  const auto deadline = shoal::detail::Clock::now() + limit;
   const auto outcome = state_.world->waits().poll_elsewhere(ready, deadline);
   group_.throw_reported();
   if (outcome == shoal::detail::WaitOutcome::interrupted) {
@@ -190,10 +191,10 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   }
   if (outcome != shoal::detail::WaitOutcome::ready) {
     state_.failure = fmt::format(
-        "SHOAL-N554: dispatch (epoch {}): its kernel has not reported its sizes on PE {}; another "
-        "kernel may hold the GPU, or a PE of the world has failed: {}",
-        state_.epoch, state_.team.world_pe(state_.me),
-        state_.world->health().failure().value_or("none known"));
+        "SHOAL-N554: dispatch (epoch {}): its kernel has not reported its sizes on PE {} (limit: {} "
+        "ms); another kernel may hold the GPU, or a PE of the world has failed: {}. Setting: {}.",
+        state_.epoch, state_.team.world_pe(state_.me), limit.count(),
+        state_.world->health().failure().value_or("none known"), state_.timeout_setting());
     throw Error(outcome == shoal::detail::WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
                 state_.failure);
   }

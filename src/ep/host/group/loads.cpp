@@ -41,7 +41,7 @@ void report_shortfalls(const HostGroup& group) {
     const transport::Transport& route = state.world->fabric().route(pe);
     for (const std::string& shortfall : route.shortfalls(pe, loads))
       if (reported.insert(shortfall).second)
-        log::warn("SHOAL-N558: ep::Group of {} ranks: transport {}: {}", state.shape.ranks,
+        log::warn("SHOAL-N398: ep::Group of {} ranks: transport {}: {}", state.shape.ranks,
                   route.name(), shortfall);
   }
 }

@@ -144,10 +144,11 @@ void Forward::pass_on(std::int32_t node, const std::byte* chunk, std::int64_t me
           room_);
   if (!call_.cached)
     for (std::int64_t i = 0; i < messages; ++i) place(forwarded, chunk + i * message_.total);
-  require(passed_[node] + messages <= forwarded.tokens(), Code::peer_failed,
-          "SHOAL-N596: dispatch: PE {} sent more tokens than in the dispatch whose layout is used "
-          "again ({})",
-          from, forwarded.tokens());
+  require(
+      passed_[node] + messages <= forwarded.tokens(), Code::peer_failed,
+      "SHOAL-N595: dispatch: PE {} sent more than the {} tokens of the dispatch whose layout is used "
+      "again",
+      from, forwarded.tokens());
   const std::int64_t first = passed_[node];
   group_.workers.for_ranges(messages, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)

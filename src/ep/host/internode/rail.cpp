@@ -36,7 +36,7 @@ const std::byte* Rail::arrived(std::int32_t node, std::uint64_t epoch) const {
       group_.state.block + layout.chunk(layout.chunks_in, node, read_[node]);
   const ChunkHeader header = header_of(chunk);
   require(header.epoch == epoch, Code::peer_failed,
-          "SHOAL-N596: PE {} sent a chunk of epoch {} in epoch {}",
+          "SHOAL-N595: PE {} sent a chunk of epoch {} in epoch {}",
           group_.state.team.world_pe(group_.state.nodes.rail_peer(node)), header.epoch, epoch);
   return chunk;
 }

@@ -194,7 +194,7 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
   if (!mismatch) return;
   raise_or_mask(group, group.layout.combine_read,
                 step.epoch);  // stays in step: the rows count as fetched
-  fail(Code::mismatch, "SHOAL-N595: low_latency_combine {}: {}{}", step.epoch, *mismatch,
+  fail(Code::mismatch, "SHOAL-N596: low_latency_combine {}: {}{}", step.epoch, *mismatch,
        group.state.world->progress().refusal(
            group.pes, group.state.call(shoal::detail::CallKind::low_latency_combine, step.epoch)));
 }

@@ -5,8 +5,10 @@
 // Reads the row of each slot once and writes one row per expert that it names. Acknowledges the
 // half (slots_read) when all of it has been read.
 #include <cstring>
+#include <iterator>
 #include <numeric>
 #include <optional>
+#include <string>
 
 #include "base/check.hpp"
 #include "ep/host/low_latency/low_latency.hpp"
@@ -50,6 +52,11 @@ std::optional<LowLatencyDispatchNotice> wait_for_source(HostGroup& group,
   return notice;
 }
 
+std::string name_of_quantize(std::uint32_t value) {
+  constexpr const char* kNames[] = {"none", "fp8", "fp8_power_of_two", "fp8_ue8m0"};
+  return value < std::size(kNames) ? kNames[value] : std::to_string(value);
+}
+
 /// Throws Error{mismatch}, on all ranks, when ranks encode differently.
 std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pending) {
   const std::uint64_t epoch = pending.handle->epoch;
@@ -70,8 +77,8 @@ std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pen
                   epoch);  // stays in step: the rows count as read
     fail(Code::mismatch,
          "SHOAL-N597: low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}{}", epoch,
-         group.state.team.world_pe(first->first), first->second,
-         group.state.team.world_pe(other->first), other->second,
+         group.state.team.world_pe(first->first), name_of_quantize(first->second),
+         group.state.team.world_pe(other->first), name_of_quantize(other->second),
          group.state.world->progress().refusal(
              group.pes, group.state.call(shoal::detail::CallKind::low_latency_dispatch, epoch)));
   }

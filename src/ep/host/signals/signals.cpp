@@ -163,8 +163,7 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
     return fmt::format(
         "SHOAL-N551: {} (epoch {}) timed out after {} ms {}{}; {}. Setting: {}.", step.operation,
         step.epoch, group.state.timeout.count(), where, refusal_by(group, from, step),
-        group.state.world->progress().describe(world_pe),
-        group.state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+        group.state.world->progress().describe(world_pe), group.state.timeout_setting());
   if (outcome == WaitOutcome::interrupted)
     return fmt::format("SHOAL-N553: {} (epoch {}) was interrupted {}", step.operation, step.epoch,
                        where);
@@ -408,7 +407,8 @@ void wait_for_readers_of_half(HostGroup& group, std::size_t signals, const Step&
 void masked_by(HostGroup& group, std::int32_t from, const Step& step) {
   const Pe pe = group.state.team.world_pe(from);
   require(group.state.options.mask_failed, Code::peer_failed,
-          "SHOAL-N561: {} (epoch {}): PE {} has left this PE out", step.operation, step.epoch, pe);
+          "SHOAL-N595: {} (epoch {}): PE {} signalled without the notice of this epoch",
+          step.operation, step.epoch, pe);
   group.masked[from] = 1;
   log::warn("SHOAL-N561: {} (epoch {}): PE {} has masked this PE, which masks it in turn",
             step.operation, step.epoch, pe);
