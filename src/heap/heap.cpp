@@ -181,7 +181,12 @@ void grow(WorldState& state, std::size_t bytes) {
       if (const auto failure = state.health().failure()) fail(Code::peer_failed, "{}", *failure);
     };
     const auto connected = attempt([&] {
-      heap.connect(blobs, {placement.token, placement.my_pe, state.settings().timeout, check});
+      heap.connect(blobs, {placement.token,
+                           placement.my_pe,
+                           state.settings().timeout,
+                           check,
+                           {},
+                           "SHOAL_TIMEOUT_MS"});
     });
     agree_on_outcome(state, connected, kGrow);
     if (state.fabric().uses_network()) {
@@ -351,7 +356,7 @@ ArrayPlace allocate_symmetric(WorldState& state, std::size_t count, std::size_t 
 void free_symmetric(const ArrayMemory& memory) {
   const auto state = memory.world.lock();
   if (!state || !state->is_open())
-    fail(Code::closed, "SHOAL-N774: SymmetricArray::free of {} bytes at heap offset {}: {}",
+    fail(Code::closed, "SHOAL-N172: SymmetricArray::free of {} bytes at heap offset {}: {}",
          memory.bytes, memory.offset, why_closed(state.get()));
   release(*state, memory.data);
 }
@@ -392,7 +397,7 @@ void SymmetricHeap::unregister_buffer(void* pointer) {
 void* SymmetricHeap::peer_pointer(const void* local, Pe pe) const {
   const std::size_t offset = offset_of(local);
   require(pe >= 0 && pe < state_->n_pes(), Code::invalid_argument,
-          "SHOAL-N777: peer_pointer: PE {}; the world has PEs 0 to {}", pe, state_->n_pes() - 1);
+          "SHOAL-N790: peer_pointer: PE {}; the world has PEs 0 to {}", pe, state_->n_pes() - 1);
   std::byte* const peer = state_->fabric().peer_base(pe);
   return peer == nullptr ? nullptr : peer + offset;
 }

@@ -131,7 +131,8 @@ void Sharing::run(const void* pointer, std::size_t bytes) {
     if (table_.socket) {
       const std::string& name = table_.socket->name();
       require(name.size() <= sizeof mine.socket_name, Code::system,
-              "SHOAL-N781: the kernel chose a socket name of {} bytes", name.size());
+              "SHOAL-N714: the kernel chose a socket name of {} bytes; allowed: up to {}",
+              name.size(), sizeof mine.socket_name);
       mine.socket_name_length = name.size();
       std::memcpy(mine.socket_name, name.data(), name.size());
     }
@@ -197,9 +198,13 @@ std::vector<memory::ReceivedFd> Sharing::pass_fds(const memory::FileDescriptor& 
     if (const auto reason = state_.health().failure()) fail(Code::peer_failed, "{}", *reason);
   };
   // A PE without a piece sends its socket, which no PE imports.
-  return memory::exchange_fds(
-      *table_.socket, mine ? mine.get() : table_.socket->get(), peers,
-      {placement_.token, placement_.my_pe, state_.settings().timeout, check});
+  return memory::exchange_fds(*table_.socket, mine ? mine.get() : table_.socket->get(), peers,
+                              {placement_.token,
+                               placement_.my_pe,
+                               state_.settings().timeout,
+                               check,
+                               {},
+                               "SHOAL_TIMEOUT_MS"});
 }
 
 void Sharing::import_pieces(std::uint64_t round, const Pieces& pieces,
@@ -266,12 +271,14 @@ std::byte* Sharing::address(Pe pe) const {
 }
 
 /// The world's table, with the GPU's context current.
-SharedBufferTable& open_table(const WorldState& state) {
-  if (!state.is_open()) fail(Code::closed, "SHOAL-N782: share_buffer: {}", why_closed(&state));
+SharedBufferTable& open_table(const WorldState& state, const char* call) {
+  if (!state.is_open()) fail(Code::closed, "SHOAL-N172: {}: {}", call, why_closed(&state));
   Memory& memory = state.memory();
-  require(memory.heap_on_gpu(), Code::unsupported,
-          "SHOAL-N783: share_buffer: the symmetric heap is on the host; buffers are shared between "
-          "GPUs, where SHOAL_HEAP is cuda");
+  require(
+      memory.heap_on_gpu(), Code::unsupported,
+      "SHOAL-N783: {}: the symmetric heap is on the host; buffers are shared between GPUs, where "
+      "SHOAL_HEAP is cuda",
+      call);
   SharedBufferTable& table = memory.shared_buffers();
   memory.device()->activate();
   return table;
@@ -281,7 +288,7 @@ SharedBufferTable& open_table(const WorldState& state) {
 }  // namespace detail
 
 SharedBuffer SymmetricHeap::share_buffer(const void* pointer, std::size_t bytes) {
-  detail::open_table(*state_);
+  detail::open_table(*state_, "share_buffer");
   detail::Sharing sharing(*state_);
   sharing.run(pointer, bytes);
   SharedBuffer result;
@@ -294,7 +301,7 @@ SharedBuffer SymmetricHeap::share_buffer(const void* pointer, std::size_t bytes)
 }
 
 void SymmetricHeap::unshare_buffer(const SharedBuffer& buffer) {
-  detail::SharedBufferTable& table = detail::open_table(*state_);
+  detail::SharedBufferTable& table = detail::open_table(*state_, "unshare_buffer");
   const auto own = table.own.find(buffer.id_);
   const bool known = buffer.id_ == 0 || own != table.own.end();
   const auto failure = detail::attempt([&] {

@@ -44,15 +44,13 @@ HandleKind choose_handle(std::string_view setting, std::span<const DeviceDescrip
   if (setting == "ipc") return HandleKind::ipc;
   if (setting == "pinned") return HandleKind::pinned;
   if (setting == "fd") {
-    require_all(devices, "fd",
-                "SHOAL-N732: does not pass memory as file descriptors; allowed: ipc, automatic",
+    require_all(devices, "fd", "does not pass memory as file descriptors; allowed: ipc, automatic",
                 with_fd);
     return HandleKind::fd;
   }
   if (setting == "fabric") {
     require_all(devices, "fabric",
-                "SHOAL-N732: does not pass memory as fabric handles; allowed: fd, ipc, automatic",
-                with_fabric);
+                "does not pass memory as fabric handles; allowed: fd, ipc, automatic", with_fabric);
     return HandleKind::fabric;
   }
   const bool one_host = std::all_of(host_of.begin(), host_of.end(),
@@ -92,7 +90,7 @@ std::unique_ptr<SharedBuffers> make_shared_buffers(std::shared_ptr<Device> devic
 #else
 namespace {
 constexpr const char* kWithoutCuda =
-    "SHOAL-N706: this build of Shoal has no CUDA (it was configured without a CUDA compiler, or "
+    "this build of Shoal has no CUDA (it was configured without a CUDA compiler, or "
     "with SHOAL_CUDA=OFF)";
 }
 std::shared_ptr<Device> open_device(const DeviceRequest&) {
@@ -102,10 +100,10 @@ GpuReport describe_gpus() {
   return {{}, kWithoutCuda, 0};
 }
 std::unique_ptr<DeviceHeap> make_device_heap(DeviceHeapContext) {
-  fail(Code::unsupported, "{}", kWithoutCuda);
+  fail(Code::unsupported, "SHOAL-N706: {}", kWithoutCuda);
 }
 std::unique_ptr<SharedBuffers> make_shared_buffers(std::shared_ptr<Device>) {
-  fail(Code::unsupported, "{}", kWithoutCuda);
+  fail(Code::unsupported, "SHOAL-N706: {}", kWithoutCuda);
 }
 #endif
 

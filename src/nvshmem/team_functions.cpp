@@ -13,7 +13,7 @@ namespace {
 int contexts_of(const char* argument, const nvshmem_team_config_t* config, long mask) {
   if (config == nullptr || (mask & NVSHMEM_TEAM_NUM_CONTEXTS) == 0) return 0;
   shoal::require(config->num_contexts >= 0, shoal::Code::invalid_argument,
-                 "SHOAL-N863: {} asks for {} contexts; allowed: at least 0", argument,
+                 "SHOAL-N863: {}->num_contexts is {}; allowed: at least 0", argument,
                  config->num_contexts);
   return config->num_contexts;
 }

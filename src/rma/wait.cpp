@@ -133,8 +133,10 @@ std::uint64_t World::signal_fetch(const std::uint64_t* flag) const {
   require(state().heap().contains(flag, sizeof *flag) &&
               reinterpret_cast<std::uintptr_t>(flag) % sizeof *flag == 0,
           Code::invalid_argument,
-          "SHOAL-N803: signal_fetch: {} is not an aligned word of this PE's symmetric heap",
-          static_cast<const void*>(flag));
+          "SHOAL-N803: signal_fetch: {} is not an aligned word of {} bytes of this PE's symmetric "
+          "heap of {} bytes at {}",
+          static_cast<const void*>(flag), sizeof *flag, state().heap().size(),
+          static_cast<const void*>(state().heap().base()));
   return load<std::uint64_t>(Snapshot(state(), flag, sizeof *flag).data(), 0);
 }
 

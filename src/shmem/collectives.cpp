@@ -115,8 +115,9 @@ void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
   const auto from = reinterpret_cast<std::uintptr_t>(source);
   require(dest_bytes == 0 || source_bytes == 0 || (in_place && to == from) ||
               to + dest_bytes <= from || from + source_bytes <= to,
-          Code::invalid_argument, "SHOAL-N822: dest {} and source {} overlap; allowed: {}", dest,
-          source, in_place ? "apart, or the same address" : "apart");
+          Code::invalid_argument,
+          "SHOAL-N822: dest {} ({} bytes) and source {} ({} bytes) overlap; allowed: {}", dest,
+          dest_bytes, source, source_bytes, in_place ? "apart, or the same address" : "apart");
 }
 
 void broadcast(Program& program, const Team& team, void* dest, const void* source,

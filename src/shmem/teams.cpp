@@ -17,9 +17,13 @@ shmem_team_config_t checked_config(const char* argument, const shmem_team_config
   shoal::require(mask == SHMEM_TEAM_NUM_CONTEXTS, shoal::Code::invalid_argument,
                  "SHOAL-N825: {} has the mask {:#x}; allowed: 0 or SHMEM_TEAM_NUM_CONTEXTS ({:#x})",
                  argument, mask, SHMEM_TEAM_NUM_CONTEXTS);
-  shoal::require(config != nullptr && config->num_contexts >= 0, shoal::Code::invalid_argument,
-                 "SHOAL-N825: {} {}; allowed: with its mask, at least 0 contexts", argument,
-                 config == nullptr ? "is NULL" : "asks for a negative number of contexts");
+  shoal::require(
+      config != nullptr, shoal::Code::invalid_argument,
+      "SHOAL-N825: {} is NULL with the mask {:#x}; allowed: a configuration, or the mask 0",
+      argument, mask);
+  shoal::require(config->num_contexts >= 0, shoal::Code::invalid_argument,
+                 "SHOAL-N824: {}->num_contexts is {}; allowed: at least 0", argument,
+                 config->num_contexts);
   return *config;
 }
 

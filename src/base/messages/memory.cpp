@@ -36,9 +36,9 @@ static constexpr Message kMemoryRows[] = {
      "Free GPU memory (`nvidia-smi` shows who has it), or lower `SHOAL_SYMMETRIC_SIZE`. Heaps grow"
      " on demand unless `SHOAL_CUDA_HANDLE` is ipc."},
     {711,
-     "A PE could not add memory to its heap, so the allocation failed on all PEs; the message of "
-     "that PE follows.",
-     "Cure the reason of the PE that the message names; the call can be repeated."},
+     "This PE could not map the memory that another PE added to its heap, for the reason that "
+     "follows, so the allocation failed on all PEs.",
+     "Cure the reason; the call can be repeated."},
     {712,
      "The driver cannot pass GPU memory to other processes by this kind of handle; containers "
      "often block one kind (separate PID namespaces: CUDA IPC; no "
@@ -98,13 +98,13 @@ static constexpr Message kMemoryRows[] = {
      "needs.",
      "Allow the call in the sandbox, or set `SHOAL_TRANSPORT_INSIDE` to a transport that needs no "
      "shared memory."},
-    {737, "A PE of this host could not send its part of shared memory; its reason follows.",
-     "Cure the reason; `ulimit -n` and sandboxes are common causes."},
+    {737, "This PE has too many open files to take the shared memory of another PE of its host.",
+     "Raise `ulimit -n`; each PE needs a few descriptors for every other PE of its host."},
     {738,
-     "PEs of this host did not take part in passing shared memory: they hang or ended during "
-     "startup.",
-     "Look at the output of the PEs that the message names; raise `SHOAL_BOOTSTRAP_TIMEOUT_MS` "
-     "when the host is only slow."},
+     "PEs of this host did not take part in passing shared memory: they hang or ended at the "
+     "start, while the heap grew, or in `share_buffer`.",
+     "Look at the output of the PEs that the message names; raise the setting that it names when "
+     "the host is only slow."},
     {740,
      "The process may not have so many addresses: `ulimit -v`, or more heaps than the address "
      "space holds.",
@@ -138,20 +138,13 @@ static constexpr Message kMemoryRows[] = {
     {773,
      "The pointer was freed before, points into the middle of a block, or is outside the heap.",
      "Free each result of `malloc`, `calloc` or `align` once."},
-    {774, "The array was released already, or its world was closed.",
-     "Free an array once, while its world is open."},
     {775, "The part begins or ends outside the span.",
      "Keep first + length at most the number of elements of the span."},
     {776, "Symmetric memory needs no registration.", "Leave the call out for buffers of the heap."},
-    {777, "The PE does not exist; PEs are numbered from 0.", "Pass a PE of the world."},
     {778, "The address is not in the symmetric heap of this PE.",
      "Pass an address inside a buffer of `heap().allocate` or `malloc`."},
     {780, "`share_buffer` got a null pointer with a size.",
      "Pass a buffer, or 0 bytes on PEs that share none."},
-    {781, "The kernel gave a local socket a name of an unexpected length.",
-     "This is a defect of Shoal or an unusual kernel: report it with `shoal-info -a`."},
-    {782, "A PE could not share its buffer, so the call failed on all PEs; the reason follows.",
-     "Cure the reason that the message gives for the PE that it names."},
     {783, "Buffers are shared between GPUs only, and this world's heap is on the host.",
      "Set `SHOAL_HEAP=cuda`."},
     {784, "The buffer was unshared before, or another one was passed.",
@@ -198,9 +191,9 @@ static constexpr Message kMemoryRows[] = {
     {807, "The team belongs to another world than the operation.", "Use a team of the same world."},
     {820, "The address is not a multiple of the size of its type.", "Pass an aligned address."},
     {821,
-     "PEs of the team called broadcast with different roots, sizes or addresses; the message lists"
-     " them.",
-     "Call with the same arguments on all PEs of the team."},
+     "PEs of the team called broadcast with different roots or sizes; the message names two of "
+     "them.",
+     "Call with the same root and size on all PEs of the team."},
     {822,
      "The target and the source of a collective overlap, which OpenSHMEM allows only for equal "
      "addresses of some calls.",
@@ -208,8 +201,10 @@ static constexpr Message kMemoryRows[] = {
     {823, "The root is not a PE of the team; it counts within the team.",
      "Pass a root from 0 to the size of the team less 1."},
     {824, "A count, stride or size is below its minimum.", "Pass a value in the stated range."},
-    {825, "The call got options or a mask with bits that OpenSHMEM does not define for it.",
-     "Pass constants of the header that the message lists, or 0."},
+    {825,
+     "The call got options or a mask with bits that OpenSHMEM does not define for it, or a mask "
+     "without a configuration.",
+     "Pass constants of the header that the message lists, or 0, and a configuration with a mask."},
     {826,
      "The context is the predefined or the invalid one; creating a context returns the latter when"
      " it fails.",
@@ -218,12 +213,14 @@ static constexpr Message kMemoryRows[] = {
      "Pass a set inside 0 to n_pes - 1, and call it on its members only."},
     {828, "Each different active set takes a team until `shmem_finalize`, and all are in use.",
      "Raise `SHOAL_MAX_TEAMS`, or use teams, which can be destroyed."},
-    {829, "A variable of the environment that states a size could not be read.",
+    {829,
+     "`SHMEM_SYMMETRIC_SIZE` or `SMA_SYMMETRIC_SIZE` states no size, or one outside the stated "
+     "range.",
      "Write a number of bytes with an optional suffix K, M, G or T."},
     {830,
      "The handle is not one that exists: it was destroyed, never created, or overwritten; or too "
      "many exist.",
-     "Pass a handle between its creation and its destruction."},
+     "Pass a handle between its creation and its destruction; destroy unused ones."},
     {831, "The thread level is none of OpenSHMEM's constants.",
      "Pass a constant from SHMEM_THREAD_SINGLE to SHMEM_THREAD_MULTIPLE."},
     {832, "The lock is not held, so it cannot be cleared.",

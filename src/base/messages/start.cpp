@@ -189,8 +189,8 @@ static constexpr Message kStartRows[] = {
      " some hosts only, or versions differ.",
      "Pass variables to all hosts (`mpirun -x`, `srun --export`); compare `shoal-info --settings` "
      "and `shoal-info --build`."},
-    {172, "A handle was used after its world was closed.",
-     "Make the call before `World::close`, or open another world."},
+    {172, "A handle was used after its world was closed, or in a process that the PE has forked.",
+     "Make the call in the process of the PE before `World::close`, or open another world."},
     {173, "The process has no memory for a handler of forks.",
      "Free memory, or raise the memory limit."},
     {174,

@@ -200,16 +200,16 @@ std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<c
         for (const Pe pe : late)
           lost.emplace_back(
               pe, fmt::format("SHOAL-N738: it did not pass or take symmetric memory within {} ms. "
-                              "Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
-                              exchange.timeout.count()));
+                              "Setting: {}",
+                              exchange.timeout.count(), exchange.timeout_setting));
         report_lost();
         break;
       }
       fail(Code::timeout,
            "SHOAL-N738: passing symmetric memory timed out after {} ms on PE {}: nothing came from "
-           "PEs [{}], nothing was taken by PEs [{}]; Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+           "PEs [{}], nothing was taken by PEs [{}]; Setting: {}",
            exchange.timeout.count(), exchange.my_pe, fmt::join(to_receive, ", "),
-           fmt::join(full, ", "));
+           fmt::join(full, ", "), exchange.timeout_setting);
     }
     if (exchange.check) exchange.check();
     pollfd waiting{socket.get(), POLLIN, 0};

@@ -50,6 +50,7 @@ struct FdExchange {
   /// Called with the reason for a peer with which the exchange fails, here or there. Null: the
   /// exchange throws.
   std::function<void(Pe, const std::string&)> failed{};
+  const char* timeout_setting = "SHOAL_BOOTSTRAP_TIMEOUT_MS";  ///< what sets `timeout`
 };
 
 /// Sends `fd` to every peer and receives one from each. Collective over the peers. Sends and
