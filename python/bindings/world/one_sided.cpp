@@ -136,9 +136,9 @@ void signal(const World& world, nb::handle flag, std::int64_t value, const std::
 const std::int64_t* variable_of(const char* call, nb::handle given, std::int64_t index) {
   const SymmetricArray& array = symmetric_from(call, "array", given);
   require(array.local.dtype == DataType::int64, Code::invalid_argument,
-          "waits are for int64 arrays, got {}", array.local.describe());
-  require(index >= 0 && index < array.local.size(), Code::invalid_argument, "index {} of {}", index,
-          array.local.describe());
+          "{}: waits are for int64 arrays, got {}", call, array.local.describe());
+  require(index >= 0 && index < array.local.size(), Code::invalid_argument,
+          "{}: index is {}; allowed: 0 to {}", call, index, array.local.size() - 1);
   return array.local.as<std::int64_t>() + index;
 }
 

@@ -52,15 +52,14 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       !call.options.copy_out || !group_.captures(), Code::invalid_argument,
       "SHOAL-N536: dispatch: DispatchOptions.copy_out on a captured stream: the memory of results "
       "must outlive the graph; use the result where it lies");
-  require(
-      call.expert_alignment() == 0 || internode_ != nullptr ||
-          fits_with_table(static_cast<std::uint32_t>(call.row_bytes()),
-                          static_cast<std::uint32_t>(call.scale_bytes()), limits_,
-                          table_bytes(call)),
-      Code::unsupported,
-      "SHOAL-N555: dispatch: DispatchOptions.expert_major with {} experts and rows of {} bytes: 4 "
-      "bytes an expert and two rows must fit into {} bytes of a GPU's shared memory",
-      state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
+  require(call.expert_alignment() == 0 || internode_ != nullptr ||
+              fits_with_table(static_cast<std::uint32_t>(call.row_bytes()),
+                              static_cast<std::uint32_t>(call.scale_bytes()), limits_,
+                              table_bytes(call)),
+          Code::unsupported,
+          "SHOAL-N555: dispatch: an expert-major layout with {} experts and rows of {} bytes: 4 "
+          "bytes an expert and two rows must fit into {} bytes of a GPU's shared memory",
+          state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
   require(
       internode_ == nullptr || region_rows(call) < kMaxDeviceTokens, Code::unsupported,
       "SHOAL-N566: dispatch: a result of {} rows between nodes; at most {} "
