@@ -146,8 +146,8 @@ static constexpr Message kGroupRows[] = {
     {561,
      "A warning of a group with `mask_failed`: a rank did not arrive in time, is out of reach or "
      "has excluded this one, and is excluded from now on.",
-     "`Group::masked` lists the excluded ranks. Raise `SHOAL_TIMEOUT_MS` when the rank was only "
-     "late."},
+     "`Group::masked` lists the excluded ranks. Raise `SHOAL_TIMEOUT_MS` or "
+     "`GroupOptions.timeout` when the rank was only late."},
     {565,
      "The expert output lies outside the symmetric heap and has to be copied, and the group has no"
      " room for the copy, or too little.",
