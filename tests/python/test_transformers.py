@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of transformers with their experts on 4 ranks over Shoal, against one process."""
+
+import copy
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5.24")
+
+import torch.distributed as dist
+import transformers
+from torch_ranks import add_tests, of_all_ranks, run_checks
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+import shoal
+import shoal.integrations.transformers
+
+RANKS, EXPERTS, STEPS = 4, 8, 3
+COMMON = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def config_of(family):
+    if family == "mixtral":
+        return transformers.MixtralConfig(**COMMON, num_local_experts=EXPERTS)
+    if family == "olmoe":
+        return transformers.OlmoeConfig(**COMMON, num_experts=EXPERTS)
+    if family == "gpt-oss":
+        return transformers.GptOssConfig(
+            **COMMON, num_local_experts=EXPERTS, head_dim=8, sliding_window=16
+        )
+    if family == "qwen3":
+        return transformers.Qwen3MoeConfig(
+            **COMMON, num_experts=EXPERTS, moe_intermediate_size=16, head_dim=8
+        )
+    return transformers.DeepseekV3Config(
+        **{**COMMON, "num_key_value_heads": 4},
+        moe_intermediate_size=16,
+        n_routed_experts=EXPERTS,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+    )
+
+
+def path_of(family):
+    """A folder with the weights of a small model, which the first rank writes."""
+    path = f"{os.environ['SHOAL_TEST_MODELS']}/{family}"
+    if dist.get_rank() == 0 and not os.path.exists(path):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config_of(family)).save_pretrained(path)
+    dist.barrier()
+    return path
+
+
+def spread(family, tp=1, ep=RANKS, path=None, **options):
+    config = DistributedConfig(
+        tp_size=tp,
+        fsdp_size=RANKS // tp,
+        ep_size=ep,
+        ep_implementation="shoal",
+    )
+    return AutoModelForCausalLM.from_pretrained(
+        path or path_of(family), distributed_config=config, dtype=torch.float32, **options
+    ).train()
+
+
+def alone(family, **options):
+    return AutoModelForCausalLM.from_pretrained(
+        path_of(family), dtype=torch.float32, **options
+    ).train()
+
+
+def batch(rank, step):
+    """Token ids of different shapes by rank. All tokens of rank 2 are padding in step 1."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    ids = torch.randint(3, 97, (1 + rank % 2, 5 + 3 * rank), generator=generator)
+    mask = torch.ones_like(ids)
+    if rank == 2 and step == 1:
+        ids, mask = torch.zeros_like(ids), torch.zeros_like(mask)
+        mask[:, -1] = 1
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def whole(value):
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def compare_parameters(model, expected, what):
+    expected = dict(expected.named_parameters())
+    for name, parameter in model.named_parameters():
+        value, other = whole(getattr(parameter, what)), getattr(expected[name], what)
+        difference = (value - other).norm() / other.norm().clamp(min=1e-6)
+        assert difference < 2e-5, f"{what} of {name} differs by {difference:.1e}"
+
+
+def train(model, batches):
+    """Steps with the mean loss of `batches`, a list of lists by step. Returns the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for given in batches:
+        optimizer.zero_grad()
+        for one in given:
+            loss = model(**one).loss
+            (loss / len(given)).backward()
+            losses.append(loss.item())
+        optimizer.step()
+    return losses
+
+
+def compare_training(family, tp=1, change=lambda model: model, **options):
+    rank = dist.get_rank() // tp
+    model, expected = change(spread(family, tp, **options)), alone(family)
+    losses = train(model, [[batch(rank, step)] for step in range(STEPS)])
+    others = train(
+        expected, [[batch(r, step) for r in range(RANKS // tp)] for step in range(STEPS)]
+    )
+    torch.testing.assert_close(losses, others[rank :: RANKS // tp], rtol=1e-5, atol=1e-5)
+    compare_parameters(model, expected, "grad")
+    compare_parameters(model, expected, "data")
+    return model
+
+
+def check_mixtral(world):
+    compare_training("mixtral")
+
+
+def check_qwen3(world):
+    compare_training("qwen3")
+
+
+def check_olmoe(world):
+    compare_training("olmoe")
+
+
+def check_gpt_oss(world):
+    compare_training("gpt-oss")
+
+
+def check_deepseek(world):
+    compare_training("deepseek")
+
+
+def check_expert_implementations(world):
+    for family, name in (("mixtral", "eager"), ("qwen3", "batched_mm"), ("gpt-oss", "grouped_mm")):
+        compare_training(family, experts_implementation=name)
+
+
+def check_checkpointing(world):
+    def reentrant(model):
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        return model
+
+    compare_training("mixtral", change=reentrant)
+
+
+def check_tensor_parallel(world):
+    compare_training("mixtral", tp=2)
+
+
+def check_other_number_of_ranks(world):
+    model = compare_training("qwen3")
+    path = f"{os.environ['SHOAL_TEST_MODELS']}/trained"
+    model.save_pretrained(path)
+    dist.barrier()
+    reloaded, expected = spread("qwen3", ep=2, path=path), copy.deepcopy(alone("qwen3"))
+    expected.load_state_dict({name: whole(p) for name, p in model.state_dict().items()})
+    compare_parameters(reloaded, expected, "data")
+    one = batch(dist.get_rank(), 0)
+    torch.testing.assert_close(reloaded(**one).loss, expected(**one).loss, rtol=1e-5, atol=1e-5)
+
+
+def check_generation(world):
+    """3, 1, 2 and 1 sequences, some of which end early."""
+    rank = dist.get_rank()
+    model, expected = spread("mixtral").eval(), alone("mixtral").eval()
+    generator = torch.Generator().manual_seed(rank)
+    ids = torch.randint(3, 97, ((3, 1, 2, 1)[rank], 4 + rank), generator=generator)
+    options = {
+        "max_new_tokens": 4 + 3 * rank,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(ids),
+    }
+    assert torch.equal(model.generate(ids, **options), expected.generate(ids, **options))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder_of_models(tmp_path_factory):
+    os.environ["SHOAL_TEST_MODELS"] = str(tmp_path_factory.mktemp("models"))
+    yield
+    del os.environ["SHOAL_TEST_MODELS"]
+
+
+add_tests(globals(), lambda: run_checks(RANKS, __name__))
