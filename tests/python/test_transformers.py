@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import shoal
-import shoal.integrations.transformers
+from shoal.integrations.transformers import clip_grad_norm_, gathered_state_dict, parallelize
 
 RANKS, EXPERTS, STEPS = 4, 8, 3
 COMMON = {
@@ -201,6 +201,82 @@ def check_generation(world):
         "attention_mask": torch.ones_like(ids),
     }
     assert torch.equal(model.generate(ids, **options), expected.generate(ids, **options))
+
+
+def parallel(family):
+    return parallelize(alone(family))
+
+
+def check_data_parallel(world):
+    """DistributedDataParallel, with the gradients clipped by the norm of one process."""
+    rank, model, expected = dist.get_rank(), parallel("mixtral"), alone("mixtral")
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    names = dict(model.named_parameters())
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.5) for one in (model, expected)]
+    for step in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        wrapped(**batch(rank, step)).loss.backward()
+        for r in range(RANKS):
+            (expected(**batch(r, step)).loss / RANKS).backward()
+        norm = clip_grad_norm_(wrapped, 0.1)
+        other = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
+        assert other > 0.1
+        torch.testing.assert_close(norm, other, rtol=1e-5, atol=0)
+        for optimizer in optimizers:
+            optimizer.step()
+    whole_state = gathered_state_dict(wrapped)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(whole_state[name], value, rtol=1e-4, atol=1e-5)
+    assert names["model.layers.0.mlp.experts.down_proj"].shape[0] == EXPERTS // RANKS
+    sums = of_all_ranks(model.lm_head.weight.sum())
+    assert all(one == sums[0] for one in sums), "replicas differ"
+
+
+def check_parallel_generation(world):
+    rank = dist.get_rank()
+    model, expected = parallel("gpt-oss").eval(), alone("gpt-oss").eval()
+    ids = batch(rank, 0)["input_ids"]
+    options = {
+        "max_new_tokens": 3 + 2 * rank,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(ids),
+    }
+    assert torch.equal(model.generate(ids, **options), expected.generate(ids, **options))
+
+
+def check_what_parallelize_refuses(world):
+    with pytest.raises(ValueError, match="Linear has no experts"):
+        parallelize(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="spread over ranks already"):
+        parallelize(parallel("mixtral"))
+    config = config_of("mixtral")
+    config.num_local_experts = 6
+    with pytest.raises(ValueError, match="has 6 experts; allowed: multiples of the 4 ranks"):
+        parallelize(AutoModelForCausalLM.from_config(config))
+    with pytest.raises(ValueError, match="parallelize has not spread"):
+        clip_grad_norm_(alone("mixtral"), 1.0)
+    with pytest.raises(ValueError, match="a batch of 0 sequences"):
+        parallel("mixtral")(torch.zeros((0, 4), dtype=torch.int64))
+
+
+def check_ranks_that_run_different_layers(world):
+    model = parallel("mixtral")
+    layers = [module for module in model.modules() if hasattr(module, "gate_up_proj")]
+    x, idx = torch.randn(3, 32), torch.tensor([[0, 1]] * 3)
+    with pytest.raises(shoal.MismatchError, match="layer .* with hidden 32, top-k 2, 8 experts"):
+        layers[dist.get_rank() % 2](x, idx, torch.ones(3, 2))
+    assert layers[0](x, idx, torch.ones(3, 2)).shape == x.shape  # the world goes on
+
+
+def check_larger_batches_later(world):
+    """The group grows while layers wait for backward."""
+    model, expected = parallel("mixtral"), alone("mixtral")
+    rank = dist.get_rank()
+    ids = [torch.full((1, 4), 5), torch.full((3 + 4 * rank, 60), 6)]
+    losses = [sum(one(i, labels=i).loss for i in ids) for one in (model, expected)]
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+    losses[0].backward()
 
 
 @pytest.fixture(scope="module", autouse=True)
