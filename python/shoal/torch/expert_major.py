@@ -38,7 +38,7 @@ def _empty(like: Tensor) -> Tensor:
 
 
 class _Copies(Function):
-    """Rows and weights of tokens to those of (token, expert) pairs. Linear; its adjoint is _Sums."""
+    """From rows and weights of tokens to those of (token, expert) pairs. Its adjoint is _Sums."""
 
     @staticmethod
     def forward(ctx, x, weights, group, layout):
@@ -55,7 +55,7 @@ class _Copies(Function):
 
 
 class _Sums(Function):
-    """Rows and weights of (token, expert) pairs to sums by token. Linear; its adjoint is _Copies."""
+    """From rows and weights of (token, expert) pairs to sums by token. Its adjoint is _Copies."""
 
     @staticmethod
     def forward(ctx, y, weights, group, layout):
