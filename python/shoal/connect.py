@@ -6,11 +6,17 @@ The first rank creates a unique id and broadcasts it; after that Shoal uses neit
 
 from __future__ import annotations
 
+import datetime
+import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ._core import UniqueId, World
-from .errors import Error, InvalidArgumentError, by_code
+from ._core import Settings, UniqueId, World
+from .errors import Error, InvalidArgumentError, TimeoutError, by_code
+
+# Worlds opened over each process group, so that all ranks name the same key of its store.
+_opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def from_torch(group: Any = None, settings: dict[str, Any] | None = None) -> World:
@@ -22,14 +28,44 @@ def from_torch(group: Any = None, settings: dict[str, Any] | None = None) -> Wor
             "World.from_torch: torch.distributed is not initialised; call init_process_group first"
         )
     group = group if group is not None else dist.group.WORLD
-    root = dist.get_global_rank(group, 0)
+    timeout = _timeout_of(group)
+    if timeout is not None and "timeout" not in (settings or {}):
+        if "SHOAL_TIMEOUT_MS" not in os.environ:
+            settings = {**(settings or {}), "timeout": timeout}
+    broadcast = _broadcast_of(group, Settings(settings)["bootstrap_timeout"])
+    return _open(dist.get_rank(group), dist.get_world_size(group), broadcast, settings)
+
+
+def _timeout_of(group: Any) -> float | None:
+    """Seconds; None where a backend does not say."""
+    try:
+        return group._get_backend(group._device_types[0]).options._timeout.total_seconds()
+    except (AttributeError, IndexError, RuntimeError):
+        return None
+
+
+def _broadcast_of(group: Any, seconds: float) -> Callable[[str | None], str]:
+    """A broadcast from rank 0 by the store of the group, which waits for no other rank."""
+    from torch.distributed import distributed_c10d
+
+    store = distributed_c10d._get_process_group_store(group)
+    _opened[group] = number = _opened.get(group, 0) + 1
+    key = f"shoal/unique_id/{number}"
 
     def broadcast(text: str | None) -> str:
-        box = [text]
-        dist.broadcast_object_list(box, src=root, group=group)
-        return box[0]
+        if text is not None:
+            store.set(key, text)
+            return text
+        try:
+            store.wait([key], datetime.timedelta(seconds=seconds))
+        except RuntimeError:
+            raise TimeoutError(
+                "World.from_torch: rank 0 of the process group has not called it within "
+                f"{seconds} s; SHOAL_BOOTSTRAP_TIMEOUT_MS changes this time"
+            ) from None
+        return store.get(key).decode()
 
-    return _open(dist.get_rank(group), dist.get_world_size(group), broadcast, settings)
+    return broadcast
 
 
 def from_mpi4py(comm: Any, settings: dict[str, Any] | None = None) -> World:

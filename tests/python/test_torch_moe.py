@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """shoal.torch.MoE among 4 ranks and pairs of them against the same layer on one process."""
 
+import copy
+import io
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -74,6 +77,26 @@ def check_sigmoid(world):
 def check_fixed_size(world):
     for group in each_group(world, OPTIONS):
         compare(group, worst_case_rows=group.team.size * MAX_TOKENS)
+
+
+def check_copies_and_pickles(world):
+    group = shoal.ep.Group(world.team, **OPTIONS)
+    layer, _ = layers(group)
+    x = torch.randn(4, HIDDEN)
+    expected = layer(x)
+    copied = copy.deepcopy(torch.nn.Sequential(layer))
+    assert copied[0].group is group
+    assert copied[0].w_in is not layer.w_in
+    assert torch.equal(copied(x), expected)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    with pytest.raises(ValueError, match="pickled with 2 of 8 experts and without its group"):
+        loaded(x)
+    loaded.group = group
+    assert torch.equal(loaded(x), expected)
+    group.close()
 
 
 def check_rank_without_tokens(world):

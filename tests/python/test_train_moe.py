@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/train_moe.py: the losses on four and two ranks equal those of one process without
-Shoal."""
+"""examples/train_moe.py and train_hf_moe.py: the losses on four and two ranks equal those of one
+process without Shoal."""
 
 import json
 import os
@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples/train_moe.py"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(*arguments):
+def run(*arguments, example="train_moe.py"):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, EXAMPLE, *map(str, arguments)],
+        [sys.executable, EXAMPLES / example, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=400,
@@ -58,3 +58,16 @@ def test_steps_must_be_positive():
     result = run("--steps", 0)
     assert result.returncode == 2
     assert "--steps is 0; at least 1 is allowed" in result.stderr
+
+
+@pytest.mark.soak
+def test_model_of_transformers(tmp_path):
+    pytest.importorskip("transformers", minversion="5.24")
+    pytest.importorskip("accelerate")
+    plot = tmp_path / "loss.png"
+    result = run("--steps", 20, "--single", "--plot", plot, example="train_hf_moe.py")
+    assert result.returncode == 0, result.stderr
+    first, last, steps = losses_of(result.stdout, "4 ranks")[-3:]
+    assert steps == 20
+    assert last < 0.9 * first, "it learns"
+    assert plot.read_bytes().startswith(b"\x89PNG")

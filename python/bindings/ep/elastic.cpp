@@ -147,27 +147,14 @@ nb::tuple ElasticCalls::expand(const Dispatch& call, const Rows& rows, const Cal
   NormalCalls& calls = *layout.get();
   const std::int64_t count = layout.rows(), local = layout.experts / ranks_;
   const std::int64_t result = layout.expanded_rows, top_k = calls.top_k();
-  const auto counts = [&](std::int64_t first, std::int64_t extent) {
-    TensorView part =
-        calls.view_of_new(layout.layout.side, DataType::int32, ranks_ + 2 * local + count, -1);
-    part.data = part.as<std::int32_t>() + first;
-    part.shape[0] = extent;
-    return part;
-  };
   const auto hidden = calls.hidden();
   // Rows of float8 are copied as bytes.
   const DataType element = rows.scaled() ? DataType::uint8 : DataType::bfloat16;
-  ep::ExpandOptions options;
-  options.x = calls.view_of_new(sent.x, element, count, hidden);
-  options.topk_idx = calls.view_of_new(layout.topk_idx, DataType::int64, count, top_k);
-  options.row_count = counts(ranks_ - 1, 1);
-  options.expert_counts = counts(ranks_, local);
-  options.expert_ends = counts(ranks_ + local, local);
+  ep::ExpandOptions options = calls.expansion(sent, layout.layout, layout.topk_idx, element);
   const nb::object out = calls.empty(result, hidden, tensors_.dtype(rows.rows.view.dtype));
   options.out = calls.view_of_new(out, element, result, hidden);
   nb::object out_weights = nb::none(), out_scales = nb::none();
-  if (!sent.topk_weights.is_none()) {
-    options.weights = calls.view_of_new(sent.topk_weights, DataType::float32, count, top_k);
+  if (options.weights.defined()) {
     out_weights = calls.empty(result, -1, tensors_.dtype(DataType::float32));
     options.out_weights = calls.view_of_new(out_weights, DataType::float32, result, -1);
   }

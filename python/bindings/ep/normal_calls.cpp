@@ -191,6 +191,27 @@ void NormalCalls::expand(const ep::ExpandOptions& options) {
   group_.expand(options);
 }
 
+ep::ExpandOptions NormalCalls::expansion(const CallReceived& sent, const CallLayout& layout,
+                                         nb::handle topk_idx, DataType element) const {
+  const std::int64_t count = layout.handle.result_rows();
+  const auto counts = [&](std::int64_t first, std::int64_t extent) {
+    TensorView part =
+        view_of_new(layout.side, DataType::int32, ranks_ + 2 * local_experts_ + count, -1);
+    part.data = part.as<std::int32_t>() + first;
+    part.shape[0] = extent;
+    return part;
+  };
+  ep::ExpandOptions options;
+  options.x = view_of_new(sent.x, element, count, hidden_);
+  options.topk_idx = view_of_new(topk_idx, DataType::int64, count, top_k_);
+  options.row_count = counts(ranks_ - 1, 1);
+  options.expert_counts = counts(ranks_, local_experts_);
+  options.expert_ends = counts(ranks_ + local_experts_, local_experts_);
+  if (!sent.topk_weights.is_none())
+    options.weights = view_of_new(sent.topk_weights, DataType::float32, count, top_k_);
+  return options;
+}
+
 NormalCalls::Layout NormalCalls::layout(const TensorView& indices, const ep::Launch& launch) {
   const std::int64_t tokens = indices.shape[0];
   Layout made{{},
@@ -317,6 +338,52 @@ CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle w
   return send(rows, is_new ? &nb::cast<const CallRouting&>(layout).routing : nullptr,
               is_new ? nullptr : &nb::cast<const ep::Handle&>(layout), options, nb::none(), stays,
               clear_unused);
+}
+
+nb::tuple NormalCalls::dispatch_expert_major(nb::handle x, nb::handle layout, nb::handle weights,
+                                             std::uintptr_t stream) {
+  const TensorView rows = view_of(x, "x");
+  ep::detail::AnyDispatchOptions options;
+  options.weights = view_of(weights, "weights");
+  options.launch = launch_on(stream);
+  const bool is_new = nb::isinstance<CallRouting>(layout);
+  ExpertMajorLayout made;
+  ExpertMajorLayout& of = is_new ? made : nb::cast<ExpertMajorLayout&>(layout);
+  const CallReceived sent =
+      send(rows, is_new ? &nb::cast<const CallRouting&>(layout).routing : nullptr,
+           is_new ? nullptr : &of.layout.handle, options, nb::none(), !captured());
+  if (is_new) {
+    made.layout = sent.layout;
+    made.topk_idx = sent.topk_idx;
+    made.topk_rows = maker_.make(made.layout.handle.result_rows(), top_k_, int32_);
+    made.tokens_per_expert = sent.tokens_per_expert;
+    for (const std::int64_t tokens : made.tokens_per_expert) made.rows += tokens;
+  }
+  ep::ExpandOptions copies = expansion(sent, of.layout, of.topk_idx, rows.dtype);
+  const nb::object out = maker_.make(of.rows, hidden_, dtype_of(x));
+  copies.out = view_of_new(out, rows.dtype, of.rows, hidden_);
+  nb::object out_weights = nb::none();
+  if (copies.weights.defined()) {
+    out_weights = maker_.make(of.rows, -1, float32_);
+    copies.out_weights = view_of_new(out_weights, DataType::float32, of.rows, -1);
+  }
+  copies.topk_rows =
+      view_of_new(of.topk_rows, DataType::int32, of.layout.handle.result_rows(), top_k_);
+  copies.numbered = !is_new;
+  copies.launch.stream = options.launch.stream;
+  expand(copies);
+  return nb::make_tuple(out, out_weights,
+                        is_new ? nb::cast(std::move(made)) : nb::borrow(layout));
+}
+
+nb::tuple NormalCalls::combine_expert_major(nb::handle y, const ExpertMajorLayout& layout,
+                                            nb::handle weights, std::uintptr_t stream) {
+  ep::CombineOptions options;
+  options.weights = view_of(weights, "weights");
+  options.topk_rows = view_of_new(layout.topk_rows, DataType::int32,
+                                  layout.layout.handle.result_rows(), top_k_);
+  options.launch = launch_on(stream);
+  return sum(view_of(y, "y"), y, layout.layout.handle, options);
 }
 
 nb::tuple NormalCalls::combine(nb::handle y, const ep::Handle& handle, nb::handle weights,

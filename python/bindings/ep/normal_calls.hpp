@@ -65,6 +65,16 @@ struct CallReceived {
   std::vector<std::int64_t> tokens_per_expert;
 };
 
+/// The layout of an expert-major dispatch of shoal.torch. Rows travel once per rank; each is then
+/// copied for each of its experts here.
+struct ExpertMajorLayout {
+  CallLayout layout;
+  nb::object topk_idx;   ///< int64 [received rows, top_k]: local experts, or -1
+  nb::object topk_rows;  ///< int32 [received rows, top_k]: expert-major rows, or -1
+  std::vector<std::int64_t> tokens_per_expert;
+  std::int64_t rows = 0;  ///< expert-major
+};
+
 class NormalCalls {
  public:
   /// empty: a function (shape, strides, dtype). dtypes: bool, int32, int64, float32. capturing: a
@@ -111,6 +121,18 @@ class NormalCalls {
   ep::Handle dispatch_rows(const TensorView& rows, const ep::Routing& routing,
                            const ep::detail::AnyDispatchOptions& options);
   void expand(const ep::ExpandOptions& options);
+  /// The rows and counts to expand of what a dispatch brought. layout, topk_idx: those of the first
+  /// dispatch of this layout. element: the type as which elements are copied.
+  ep::ExpandOptions expansion(const CallReceived& sent, const CallLayout& layout,
+                              nb::handle topk_idx, DataType element) const;
+
+  /// For shoal.torch, a dispatch and the copies of its rows: (rows, their weights or None, layout).
+  /// layout: a CallRouting, or an ExpertMajorLayout.
+  nb::tuple dispatch_expert_major(nb::handle x, nb::handle layout, nb::handle weights,
+                                  std::uintptr_t stream);
+  /// (sums, sums of weights by top-k slot or None). weights: float32 [rows of y], or None.
+  nb::tuple combine_expert_major(nb::handle y, const ExpertMajorLayout& layout, nb::handle weights,
+                                 std::uintptr_t stream);
   /// A new tensor; columns < 0: of one dimension.
   nb::object empty(std::int64_t rows, std::int64_t columns, nb::handle dtype) {
     return maker_.make(rows, columns, dtype);

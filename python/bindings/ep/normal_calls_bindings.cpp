@@ -44,6 +44,14 @@ void bind_layouts(nb::module_& module) {
 }
 
 void bind_received(nb::module_& module) {
+  nb::class_<ExpertMajorLayout>(module, "ExpertMajorLayout",
+                                "The layout of an expert-major dispatch of NormalCalls."_doc)
+      .def_ro("tokens_per_expert", &ExpertMajorLayout::tokens_per_expert,
+              "Rows of each local expert."_doc)
+      .def_ro("rows", &ExpertMajorLayout::rows, "Expert-major rows."_doc)
+      .def_prop_ro(
+          "tokens", [](const ExpertMajorLayout& self) { return self.layout.handle.tokens(); },
+          "Tokens that this rank sent."_doc);
   nb::class_<CallReceived>(module, "CallReceived", "The result of a dispatch of NormalCalls."_doc)
       .def_rw("x", &CallReceived::x, nb::for_getter(nb::sig("def x(self) -> typing.Any")),
               nb::for_setter(nb::sig("def x(self, value: typing.Any, /) -> None")),
@@ -83,7 +91,18 @@ void bind_general(nb::class_<NormalCalls>& calls) {
            nb::sig("def combine(self, y: typing.Any, handle: Handle, weights: typing.Any, "
                    "topk_idx: typing.Any, stream: int) -> tuple"),
            "Group.combine: (sums, sums of weights or None). topk_idx: weights of top-k slots with "
-           "-1 count as 0."_doc);
+           "-1 count as 0."_doc)
+      .def("dispatch_expert_major", &NormalCalls::dispatch_expert_major, nb::arg("x"),
+           nb::arg("layout"), nb::arg("weights").none(), nb::arg("stream"),
+           nb::sig("def dispatch_expert_major(self, x: typing.Any, layout: CallRouting | "
+                   "ExpertMajorLayout, weights: typing.Any, stream: int) -> tuple"),
+           "A dispatch and a copy of each row for each of its experts here: (rows, their weights "
+           "or None, layout)."_doc)
+      .def("combine_expert_major", &NormalCalls::combine_expert_major, nb::arg("y"),
+           nb::arg("layout"), nb::arg("weights").none(), nb::arg("stream"),
+           nb::sig("def combine_expert_major(self, y: typing.Any, layout: ExpertMajorLayout, "
+                   "weights: typing.Any, stream: int) -> tuple"),
+           "(sums, sums of weights by top-k slot or None). weights: [rows of y]."_doc);
 }
 
 }  // namespace

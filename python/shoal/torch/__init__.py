@@ -8,8 +8,18 @@
 torch.ops.shoal.dispatch, .redispatch and .combine. `MoE` is a layer made of them.
 """
 
+from .expert_major import ExpertMajorReceived
 from .functions import Received, combine, dispatch, gate
 from .moe import MoE, grouped_linear
 from .ops import register
 
-__all__ = ["MoE", "Received", "combine", "dispatch", "gate", "grouped_linear", "register"]
+__all__ = [
+    "ExpertMajorReceived",
+    "MoE",
+    "Received",
+    "combine",
+    "dispatch",
+    "gate",
+    "grouped_linear",
+    "register",
+]

@@ -28,7 +28,7 @@ class Received(NamedTuple):
 
     x: Tensor  #: [rows, hidden], dtype of what was sent
     topk_idx: Tensor  #: int64 [rows, top_k]: local experts from 0; -1: expert elsewhere
-    topk_weights: Tensor  #: float32 [rows, top_k]; 0 where topk_idx is -1
+    topk_weights: Tensor | None  #: float32 [rows, top_k]; 0 where topk_idx is -1; or None
     source_token: Tensor  #: int32 [rows]: index of the token at its source
     handle: Tensor  #: int64 scalar on the CPU that owns the layout; for combine
     tokens: int  #: tokens that this rank sent

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from .. import ep
-from . import eager, ops
+from ..errors import InvalidArgumentError
+from . import eager, expert_major as by_expert, ops
 from .eager import Received
+from .expert_major import ExpertMajorReceived
 
 
 def _number(group: Any) -> int:
@@ -18,24 +20,52 @@ def _number(group: Any) -> int:
     return id(group) if torch.compiler.is_compiling() else ops.register(group)
 
 
+@overload
 def dispatch(
     group: Any,
     x: Tensor,
     topk_idx: Tensor,
-    topk_weights: Tensor,
+    topk_weights: Tensor | None = None,
     *,
+    expert_major: Literal[True],
+) -> ExpertMajorReceived: ...
+
+
+@overload
+def dispatch(
+    group: Any,
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor | None = None,
+    *,
+    expert_major: Literal[False] = False,
     worst_case_rows: int = 0,
     copy_out: bool = False,
-) -> Received:
+) -> Received: ...
+
+
+def dispatch(
+    group: Any,
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor | None = None,
+    *,
+    expert_major: bool = False,
+    worst_case_rows: int = 0,
+    copy_out: bool = False,
+) -> Received | ExpertMajorReceived:
     """Sends each token to the ranks of its experts. Collective.
 
     group: a `shoal.ep.Group`. x: [tokens, hidden] of the group's dtype. topk_idx: int64 or int32
-    [tokens, top_k], -1: no expert. topk_weights: float32 [tokens, top_k].
+    [tokens, top_k], -1: no expert. topk_weights: [tokens, top_k] of a floating-point dtype, which
+    travel as float32; None, on all ranks: no weights.
 
     Differentiable in x and topk_weights, any number of times. Backward combines the gradients. It
     is collective too, so every rank runs it, including ranks that received no rows. It needs the
     returned topk_idx unchanged; change a clone of it.
 
+    expert_major: the result has a row for each (token, expert here), grouped by expert, in torch's
+    memory. torch.compile breaks its graph at these calls; worst_case_rows is 0.
     worst_case_rows: the number of rows of the result, at most ranks * max_tokens. Rows without a
     token are 0 and have topk_idx -1. Sizes are then known before the call, which torch.compile
     prefers and CUDA graphs need. A CUDA graph captures forward only, and the result must live as
@@ -46,6 +76,20 @@ def dispatch(
 
     Raises shoal.Error as `Group.route` and `Group.dispatch` do.
     """
+    if topk_weights is not None and topk_weights.dtype is not torch.float32:
+        topk_weights = _float32(topk_weights)
+    if expert_major:
+        if worst_case_rows:
+            raise InvalidArgumentError(
+                f"shoal.torch.dispatch: worst_case_rows is {worst_case_rows}; allowed with "
+                "expert_major: 0"
+            )
+        return by_expert.dispatch(group, x, topk_idx, topk_weights)
+    if topk_weights is None:  # the operators have weights, so these travel and nobody reads them
+        unread = torch.ones(topk_idx.shape, dtype=torch.float32, device=x.device)
+        return dispatch(
+            group, x, topk_idx, unread, worst_case_rows=worst_case_rows, copy_out=copy_out
+        )._replace(topk_weights=None)
     if not torch.compiler.is_dynamo_compiling():
         sent = eager.try_dispatch(group, x, topk_idx, topk_weights, worst_case_rows, copy_out)
         if sent is not None:
@@ -59,7 +103,16 @@ def dispatch(
     return Received(*rows, x.shape[0])
 
 
-def combine(group: Any, y: Tensor, received: Received) -> Tensor:
+def _float32(topk_weights: Tensor) -> Tensor:
+    if not topk_weights.dtype.is_floating_point:
+        raise InvalidArgumentError(
+            f"shoal.torch.dispatch: topk_weights has dtype {topk_weights.dtype}; allowed: "
+            "floating-point dtypes, or None"
+        )
+    return topk_weights.float()
+
+
+def combine(group: Any, y: Tensor, received: Received | ExpertMajorReceived) -> Tensor:
     """Sums the expert output of each token of this rank. Collective.
 
     y: [rows, hidden], the expert output for `received.x` in its order, multiplied by the weights.
@@ -67,6 +120,8 @@ def combine(group: Any, y: Tensor, received: Received) -> Tensor:
     hidden] of the dtype of y. Differentiable in y; backward sends the gradient of each token to the
     ranks of its experts, and is collective too.
     """
+    if isinstance(received, ExpertMajorReceived):
+        return by_expert.combine(group, y, received)
     if not torch.compiler.is_dynamo_compiling():
         sums = eager.try_combine(group, y, received)
         if sums is not None:

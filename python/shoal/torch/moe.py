@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -93,6 +94,8 @@ class MoE(nn.Module):
 
     worst_case_rows: as for `dispatch`; torch.compile then makes one graph of the layer.
 
+    copy.deepcopy shares the group. A pickled layer has none: set `group` after loading it.
+
     Raises ValueError where the group's options differ.
     """
 
@@ -124,7 +127,7 @@ class MoE(nn.Module):
                     )
             ops.register(group)
         self.group, self.top_k, self.score, self.normalize = group, top_k, score, normalize
-        self.worst_case_rows = worst_case_rows
+        self.worst_case_rows, self.experts = worst_case_rows, experts
         here = experts if group is None else group.local_experts
         self.router = nn.Linear(hidden, experts, bias=False, device=device, dtype=dtype)
         self.w_in = nn.Parameter(
@@ -140,7 +143,21 @@ class MoE(nn.Module):
         for weight in (self.w_in, self.w_out):
             nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "group": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MoE:
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        copied.group = self.group
+        return copied
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.group is None and self.w_in.shape[0] != self.experts:
+            raise ValueError(
+                f"MoE: this layer was pickled with {self.w_in.shape[0]} of {self.experts} experts "
+                "and without its group; set its attribute group"
+            )
         tokens = x.reshape(-1, x.shape[-1])
         topk_idx, topk_weights = self.route(tokens)
         if self.group is None:

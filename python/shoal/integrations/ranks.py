@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The world over a process group and its groups, one for each shape of layers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import struct
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import ep
+from .._core import World
+from ..errors import Error, MismatchError
+
+_HEAP_BYTES = 64 << 30  # of address space; memory is taken on use
+_FEWEST_TOKENS = 128  # capacity of a group, so that few calls make a larger one
+_CALL = struct.Struct("<6q")
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Call(NamedTuple):
+    """What one rank is about to send."""
+
+    tokens: int
+    hidden: int
+    top_k: int
+    experts: int
+    dtype: int
+    layer: int
+
+    def shape(self) -> tuple[int, ...]:
+        """What must be equal on all ranks."""
+        return self[1:]
+
+    def __str__(self) -> str:
+        return (
+            f"layer {self.layer} with hidden {self.hidden}, top-k {self.top_k}, {self.experts} "
+            f"experts, {_DTYPES[self.dtype]}"
+        )
+
+
+class Ranks:
+    """A world over a process group. Its groups grow with the calls that they serve."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        settings: dict[str, Any] = {"heap": "cuda" if on_gpu else "host"}
+        if on_gpu:
+            settings["device"] = torch.cuda.current_device()
+        if "SHOAL_SYMMETRIC_SIZE" not in os.environ:
+            settings["symmetric_size"] = _HEAP_BYTES
+        self.world = World.from_torch(group, settings)
+        self.team = self.world.team
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._layers = 0
+
+    def add_layer(self) -> int:
+        """The number of a new layer; layers are made in the same order on all ranks."""
+        self._layers += 1
+        return self._layers - 1
+
+    def group_for(self, x: Tensor, topk_idx: Tensor, experts: int, layer: int) -> Any:
+        """A group with room for the tokens of every rank. Collective, before anything is sent.
+
+        Raises MismatchError on all ranks where they run different layers.
+        """
+        if x.dtype not in _DTYPES:
+            raise Error(
+                f"shoal: rows of {x.dtype}; allowed: {', '.join(str(dtype) for dtype in _DTYPES)}"
+            )
+        mine = Call(*x.shape, topk_idx.shape[1], experts, _DTYPES.index(x.dtype), layer)
+        calls = [Call(*_CALL.unpack(one)) for one in self.team.exchange(_CALL.pack(*mine))]
+        for rank, call in enumerate(calls):
+            if call.shape() != mine.shape():
+                raise MismatchError(
+                    f"shoal: rank {self.world.my_pe} runs {mine}, rank {rank} {call}; all ranks "
+                    "run the same layers in the same order (generate() needs synced_gpus=True)"
+                )
+        tokens = max(call.tokens for call in calls)
+        key = mine.top_k, experts, mine.dtype
+        group = self._groups.get(key)
+        if group is None or group.options["max_tokens"] < tokens or (
+            group.options["hidden"] < mine.hidden
+        ):
+            group = self._groups[key] = self._make_group(group, mine, tokens)
+        return group
+
+    def _make_group(self, old: Any, call: Call, tokens: int) -> Any:
+        # Layers that wait for backward keep the old group, whose memory returns after them.
+        hidden, capacity = call.hidden, _FEWEST_TOKENS
+        if old is not None:
+            hidden = max(hidden, old.options["hidden"])
+            capacity = old.options["max_tokens"]
+        while capacity < tokens:
+            capacity *= 2
+        return ep.Group(
+            self.team,
+            hidden=hidden,
+            top_k=call.top_k,
+            experts=call.experts,
+            max_tokens=capacity,
+            dtype=str(_DTYPES[call.dtype]).removeprefix("torch."),
+        )
+
+    def close(self) -> None:
+        self._groups.clear()
+        self.world.close()
+
+
+_open: weakref.WeakKeyDictionary[Any, Ranks] = weakref.WeakKeyDictionary()
+
+
+def ranks_of(group: dist.ProcessGroup, device: torch.device) -> Ranks:
+    """The Ranks of a process group; the first call for a group is collective."""
+    ranks = _open.get(group)
+    if ranks is None or not ranks.world.is_open:
+        ranks = _open[group] = Ranks(group, device)
+    return ranks
+
+
+@atexit.register
+def _close_all() -> None:
+    for ranks in list(_open.values()):
+        with contextlib.suppress(Error):  # a rank that has failed has said so
+            ranks.close()

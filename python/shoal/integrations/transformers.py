@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expert parallelism of Hugging Face transformers over Shoal.
+
+    import shoal.integrations.transformers  # registers "shoal"
+    model = AutoModelForCausalLM.from_pretrained(path, distributed_config=DistributedConfig(
+        fsdp_size=4, ep_size=4, ep_implementation="shoal"))
+
+`parallelize` does the same for a model that is loaded already, and for DistributedDataParallel.
+Needs transformers 5.24 or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
+
+from .. import torch as shoal_torch
+from .ranks import Ranks, ranks_of
+
+__all__ = ["ShoalEP", "clip_grad_norm_", "gathered_state_dict", "parallelize"]
+
+
+def expert_output(forward: Any, received: Any, dtype: torch.dtype) -> Tensor:
+    """The weighted output of the local experts for each received row. `forward` takes rows, local
+    expert ids [rows, 1] and weights [rows, 1] of `dtype`, as the experts of transformers do."""
+    rows = received.x
+    counts = torch.tensor(received.tokens_per_expert, device=rows.device)
+    here = torch.arange(len(received.tokens_per_expert), device=rows.device)
+    ids = here.repeat_interleave(counts, output_size=rows.shape[0]).unsqueeze(1)
+    weights = received.topk_weights.to(dtype).unsqueeze(1)
+    if rows.shape[0] > 0:
+        return forward(rows, ids, weights)
+    # A row of zeros: the parameters then have gradients on every rank, which FSDP reduces.
+    zeros = rows.sum(dim=0, keepdim=True)
+    return forward(zeros, ids.new_zeros((1, 1)), weights.sum(dim=0, keepdim=True))[:0]
+
+
+class _Layer:
+    """One module of experts: sends tokens to the ranks of their experts and sums the output."""
+
+    def __init__(self, ranks: Ranks, forward: Callable[..., Tensor], experts: int) -> None:
+        self.ranks, self.forward, self.experts = ranks, forward, experts
+        self.number = ranks.add_layer()
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        group = self.ranks.group_for(hidden_states, top_k_index, self.experts, self.number)
+        received = shoal_torch.dispatch(
+            group, hidden_states, top_k_index, top_k_weights, expert_major=True
+        )
+        y = expert_output(self.forward, received, top_k_weights.dtype)
+        return shoal_torch.combine(group, y.to(hidden_states.dtype), received)
+
+
+class ShoalEP(EPImplementation):
+    """Sends tokens to their experts' ranks and sums the experts' output, in the order of ranks.
+
+    The ranks of a tensor-parallel group hold the same batch: each sends its slice of it, and they
+    gather the results.
+    """
+
+    def __init__(self, experts: nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
+        super().__init__(experts, ep_mesh, tp_mesh)
+        ranks = ranks_of(ep_mesh.get_group(), torch.device(ep_mesh.device_type))
+        self.layer = _Layer(ranks, experts.forward, self.num_local_experts * ep_mesh.size())
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        given = hidden_states, top_k_index, top_k_weights
+        if self.tp_mesh.size() == 1:
+            return self.layer(*given)
+        return self._gather(
+            self.layer(*(self._slice(tensor) for tensor in given)), hidden_states.shape
+        )
+
+    def _slice(self, tensor: Tensor) -> Tensor:
+        whole = DTensor.from_local(tensor, self.tp_mesh, [Replicate()], run_check=False)
+        return whole.redistribute(self.tp_mesh, [Shard(0)]).to_local()
+
+    def _gather(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        sliced = DTensor.from_local(
+            rows.contiguous(), self.tp_mesh, [Shard(0)], shape=shape, stride=(shape[1], 1)
+        )
+        return sliced.full_tensor()
+
+
+_PARALLEL = "_shoal_experts"  # attribute of a model: its Experts
+
+
+class _Experts:
+    """The experts of a model that parallelize has spread."""
+
+    def __init__(self, group: dist.ProcessGroup, names: list[str]) -> None:
+        self.group, self.names = group, frozenset(names)
+
+
+def parallelize(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Leaves each rank of a process group its share of a model's experts, and returns the model.
+
+        model = shoal.integrations.transformers.parallelize(model)
+        model = DistributedDataParallel(model)  # or average the gradients of other parameters
+
+    model: loaded or initialised with equal parameters on all ranks. Its modules of experts are
+    those with `num_experts` and three-dimensional parameters with that many matrices, as in
+    transformers. Rank r keeps the r-th share. Call it before an optimizer is made. Collective.
+
+    The gradients of experts are those of the mean of the ranks' losses, as DistributedDataParallel
+    makes those of other parameters; it leaves experts alone. Every rank runs forward and backward
+    equally often; generate() goes on until all ranks have finished (synced_gpus). Use
+    `clip_grad_norm_` and `gathered_state_dict` of this module.
+
+    Raises ValueError where the model has no such module, where the number of experts is no multiple
+    of the number of ranks, or where the model is spread already.
+    """
+    if hasattr(model, _PARALLEL):
+        raise ValueError("parallelize: the experts of this model are spread over ranks already")
+    group = process_group if process_group is not None else dist.group.WORLD
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    found = dict(_modules_of_experts(model))
+    if not found:
+        raise ValueError(
+            f"parallelize: {type(model).__name__} has no experts: no module with num_experts and "
+            "three-dimensional parameters of as many matrices"
+        )
+    for name, module in found.items():
+        if module.num_experts % size != 0:
+            raise ValueError(
+                f"parallelize: {name} has {module.num_experts} experts; allowed: multiples of the "
+                f"{size} ranks"
+            )
+    ranks = ranks_of(group, next(model.parameters()).device)
+    names = []
+    for name, module in found.items():
+        here = module.num_experts // size
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            part = parameter.detach()[rank * here : (rank + 1) * here].clone()
+            part = nn.Parameter(part, requires_grad=parameter.requires_grad)
+            if part.requires_grad:
+                part.register_hook(lambda gradient: gradient / size)
+            setattr(module, key, part)
+            names.append(f"{name}.{key}")
+        layer = _Layer(ranks, module.forward, module.num_experts)
+        module.num_experts, module.forward = here, layer
+    setattr(model, _PARALLEL, _Experts(group, names))
+    ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
+    model._ddp_params_and_buffers_to_ignore = ignored + names
+    model.register_forward_pre_hook(_refuse_empty_batch, with_kwargs=True)
+    if hasattr(model, "generate"):
+        generate = model.generate
+        model.generate = lambda *args, **kwargs: generate(*args, **{"synced_gpus": True, **kwargs})
+    return model
+
+
+def _modules_of_experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        experts = getattr(module, "num_experts", None)
+        own = list(module.parameters(recurse=False))
+        if any(one.dim() == 3 for one in own) and all(one.shape[0] == experts for one in own):
+            yield name, module
+
+
+def _refuse_empty_batch(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    if isinstance(ids, Tensor) and ids.shape[0] == 0:
+        raise ValueError(
+            f"{type(model).__name__}: a batch of 0 sequences, which transformers does not accept; "
+            "pad it with one sequence whose loss does not count"
+        )
+
+
+def _experts_of(call: str, model: nn.Module) -> tuple[nn.Module, _Experts]:
+    for one in (model, getattr(model, "module", model)):
+        if hasattr(one, _PARALLEL):
+            return one, getattr(one, _PARALLEL)
+    raise ValueError(f"{call}: parallelize has not spread the experts of this model")
+
+
+@torch.no_grad()
+def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
+    """Clips the gradients of all ranks of a parallelized model by their common 2-norm, and returns
+    that norm. Collective.
+
+    model: what parallelize returned, or DistributedDataParallel of it. Every expert counts once,
+    and every other parameter once, so that all ranks clip by the same factor, as
+    torch.nn.utils.clip_grad_norm_ does in one process.
+    """
+    model, experts = _experts_of("clip_grad_norm_", model)
+    sums = {True: torch.zeros(()), False: torch.zeros(())}
+    gradients = []
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            gradients.append(parameter.grad)
+            is_expert = name in experts.names
+            square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
+            sums[is_expert] = sums[is_expert].to(square.device) + square
+    of_experts = sums[True].to(next(model.parameters()).device)
+    dist.all_reduce(of_experts, group=experts.group)
+    norm = (of_experts + sums[False].to(of_experts.device)).sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.to(gradient.dtype))
+    return norm
+
+
+@torch.no_grad()
+def gathered_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state of the whole model, with the experts of all ranks. Collective; every rank gets it.
+
+    model.state_dict() has the experts of this rank alone.
+    """
+    model, experts = _experts_of("gathered_state_dict", model)
+    state = model.state_dict()
+    for name in experts.names:
+        parts = [torch.empty_like(state[name]) for _ in range(dist.get_world_size(experts.group))]
+        dist.all_gather(parts, state[name].contiguous(), group=experts.group)
+        state[name] = torch.cat(parts)
+    return state
+
+
+EPImplementationInterface.register("shoal", ShoalEP)
