@@ -61,7 +61,8 @@ class StreamOperations {
 
   [[nodiscard]] Stream stream() const noexcept { return stream_; }
 
-  // Put and get. The local side is any contiguous range of T.
+  // Put and get. The local side is any contiguous range of T. Calls on one element act on the first
+  // of the remote span and throw Error{invalid_argument} when the span is empty.
 
   template <typename T>
   void put(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source) const {
@@ -110,6 +111,7 @@ class StreamOperations {
   template <AtomicType T>
   void atomic(AtomicOp op, RemoteSpan<T> target, std::type_identity_t<T> operand,
               std::type_identity_t<T>* result, std::type_identity_t<T> compare = 0) const {
+    shoal::detail::check_element("atomic", "target", target.count);
     atomic_word(op, target.address, static_cast<std::uint64_t>(operand),
                 static_cast<std::uint64_t>(compare), sizeof(T), result);
   }

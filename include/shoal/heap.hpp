@@ -33,6 +33,13 @@ namespace detail {
 struct ArrayMemory;
 class WorldState;
 [[noreturn]] void fail_subspan(std::size_t first, std::size_t length, std::size_t count);
+[[noreturn]] void fail_empty_span(const char* call, const char* role);
+/// Throws Error{invalid_argument} unless the remote span that is the `role` ("target") of `call`
+/// has the element that the call accesses.
+inline void check_element(const char* call, const char* role, std::size_t count) {
+  if (count == 0) [[unlikely]]
+    fail_empty_span(call, role);
+}
 }  // namespace detail
 
 /// Index of a processing element, 0-based, in the world or in a team.

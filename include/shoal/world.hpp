@@ -172,7 +172,8 @@ class World {
     check_counts(target.size(), source.count);
     get_bytes_nbi(target.data(), source.address, target.size_bytes());
   }
-  /// One element; T is trivially copyable.
+  /// put_value and get_value copy one element, the first of the remote span; T is trivially
+  /// copyable. They throw Error{invalid_argument} when the span is empty.
   template <typename T>
   void put_value(RemoteSpan<T> target, std::type_identity_t<T> value) const {
     put_bytes(target.address, &value, sizeof value);
@@ -197,10 +198,12 @@ class World {
                    std::ptrdiff_t source_stride, std::size_t count) const {
     check_strided(source.count, source_stride, target_stride, count);
     get_strided_bytes(target, target_stride * sizeof(T), source.address, source_stride * sizeof(T),
+    detail::check_element("put_value", "target", target.count);
                       sizeof(T), count);
   }
 
   // The same by address, in bytes.
+    detail::check_element("get_value", "source", source.count);
 
   void put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const;
   void get_bytes(void* target, RemoteAddress source, std::size_t bytes) const;
@@ -211,7 +214,8 @@ class World {
   void get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source,
                          std::size_t source_stride, std::size_t element, std::size_t count) const;
 
-  // Atomics on words of 4 or 8 bytes at a multiple of their size. Each returns the value before.
+  // Atomics on words of 4 or 8 bytes at a multiple of their size. Each acts on the first element of
+  // its target, returns the value before, and throws Error{invalid_argument} for an empty span.
 
   /// `compare` is what compare_swap expects.
   template <AtomicType T>
@@ -240,6 +244,7 @@ class World {
   T atomic_fetch_or(RemoteSpan<T> target, std::type_identity_t<T> value) const {
     return atomic(AtomicOp::bit_or, target, value);
   }
+    detail::check_element("atomic", "target", target.count);
   template <AtomicType T>
   T atomic_fetch_xor(RemoteSpan<T> target, std::type_identity_t<T> value) const {
     return atomic(AtomicOp::bit_xor, target, value);
@@ -257,7 +262,8 @@ class World {
   std::uint64_t atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
                             std::uint64_t compare, std::size_t width) const;
 
-  // Signals: 64-bit words of the heap.
+  // Signals: 64-bit words of the heap. Each call signals the first element of its span and throws
+  // Error{invalid_argument} when the span is empty.
 
   void signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const;
   void signal_set(RemoteSpan<std::uint64_t> target, std::uint64_t value) const {

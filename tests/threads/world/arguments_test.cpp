@@ -57,6 +57,37 @@ TEST(WorldArguments, AtomicsRefuseWhatDoesNotExist) {
 }
 
 TEST(WorldArguments, StridedAndNullBuffersAreRefused) {
+// An empty span has no element to access, even where its address is good.
+TEST(WorldArguments, OperationsOnOneElementRefuseEmptySpans) {
+  run([](World& world) {
+    const RemoteSpan<std::int64_t> empty{{1, 64}, 0};
+    const RemoteSpan<std::uint64_t> no_flag{{1, 64}, 0};
+    const auto refuse = [&](std::string_view text, const std::function<void()>& call) {
+      expect_error(Code::invalid_argument, text, call);
+    };
+    refuse("SHOAL-N794: put_value: an empty span as target", [&] { world.put_value(empty, 1); });
+    refuse("SHOAL-N794: get_value: an empty span as source", [&] { world.get_value(empty); });
+    for (const AtomicOp op : kAtomicOps)
+      refuse("SHOAL-N794: atomic: an empty span as target", [&] { world.atomic(op, empty, 1); });
+    const auto refuse_atomic = [&](const std::function<void()>& call) {
+      refuse("SHOAL-N794: atomic: an empty span as target", call);
+    };
+    refuse_atomic([&] { world.atomic_fetch(empty); });
+    refuse_atomic([&] { world.atomic_set(empty, 1); });
+    refuse_atomic([&] { world.atomic_fetch_add(empty, 1); });
+    refuse_atomic([&] { world.atomic_fetch_and(empty, 1); });
+    refuse_atomic([&] { world.atomic_fetch_or(empty, 1); });
+    refuse_atomic([&] { world.atomic_fetch_xor(empty, 1); });
+    refuse_atomic([&] { world.atomic_swap(empty, 1); });
+    refuse_atomic([&] { world.atomic_compare_swap(empty, 0, 1); });
+    refuse("SHOAL-N794: signal: an empty span as signal", [&] { world.signal_set(no_flag, 1); });
+    refuse("SHOAL-N794: signal: an empty span as signal", [&] { world.signal_add(no_flag, 1); });
+    refuse("SHOAL-N794: put_signal: an empty span as signal", [&] {
+      world.put_signal(empty, std::span<const std::int64_t>(), no_flag, SignalOp::set, 1);
+    });
+  });
+}
+
   run([](World& world) {
     const std::size_t size = world.heap().size();
     std::array<std::byte, 64> local{};
