@@ -184,26 +184,25 @@ class World {
     get_bytes(&value, source.address, sizeof value);
     return value;
   }
-  /// `count` elements, `target_stride` and `source_stride` elements apart, both at least 1.
+  /// Copies `count` elements, `target_stride` and `source_stride` elements apart, both at least 1.
+  /// Throws Error{invalid_argument} when they leave the remote span.
   template <typename T>
   void put_strided(RemoteSpan<T> target, std::ptrdiff_t target_stride,
                    const std::type_identity_t<T>* source, std::ptrdiff_t source_stride,
                    std::size_t count) const {
     check_strided(target.count, target_stride, source_stride, count);
-    put_strided_bytes(target.address, target_stride * sizeof(T), source, source_stride * sizeof(T),
-                      sizeof(T), count);
+    put_strided_bytes(target.address, static_cast<std::size_t>(target_stride) * sizeof(T), source,
+                      static_cast<std::size_t>(source_stride) * sizeof(T), sizeof(T), count);
   }
   template <typename T>
   void get_strided(T* target, std::ptrdiff_t target_stride, RemoteSpan<T> source,
                    std::ptrdiff_t source_stride, std::size_t count) const {
     check_strided(source.count, source_stride, target_stride, count);
-    get_strided_bytes(target, target_stride * sizeof(T), source.address, source_stride * sizeof(T),
-    detail::check_element("put_value", "target", target.count);
-                      sizeof(T), count);
+    get_strided_bytes(target, static_cast<std::size_t>(target_stride) * sizeof(T), source.address,
+                      static_cast<std::size_t>(source_stride) * sizeof(T), sizeof(T), count);
   }
 
-  // The same by address, in bytes.
-    detail::check_element("get_value", "source", source.count);
+  // Put and get by address, with sizes and strides in bytes.
 
   void put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const;
   void get_bytes(void* target, RemoteAddress source, std::size_t bytes) const;
