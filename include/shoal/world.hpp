@@ -79,9 +79,29 @@ struct InitPhase {
   std::chrono::nanoseconds waited{};
 };
 
+namespace detail {
+
+/// A range that a std::span can be made of.
+template <typename Range>
+concept ContiguousRange = requires(Range& range) { std::span(range); };
+/// Its element type, without const.
+template <ContiguousRange Range>
+using ElementOf = typename decltype(std::span(std::declval<Range&>()))::value_type;
+/// A view for reading elements of the type that Range has. Range is deduced from another argument,
+/// so that every range of such elements converts to the view.
+template <ContiguousRange Range>
+using ElementsLike = std::span<const ElementOf<Range>>;
+
+}  // namespace detail
+
 /// The type of atomics and waits.
 template <typename T>
 concept AtomicType = std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
+
+/// A contiguous range of such words: a span, an array, a vector.
+template <typename Range>
+concept AtomicRange =
+    detail::ContiguousRange<const Range> && AtomicType<detail::ElementOf<const Range>>;
 
 /// A world, or a closed handle. The example above shows its use.
 class World {
@@ -290,10 +310,12 @@ class World {
   }
 
   // Wait and test on variables of this PE's heap that other PEs write (OpenSHMEM 1.5, section
-  // 9.10). `values` has one element for all variables, or one per variable. `skip` is empty or has
-  // an element per variable: a nonzero element leaves its variable out. When every variable is left
-  // out, wait_any returns no_index and wait_some nothing, at once. wait_any rotates its starting
-  // point, so that no variable starves.
+  // 9.10). `variables` is a contiguous range of words, such as SymmetricArray::span. `values` has
+  // one element for all variables, or one per variable. `skip` is empty or has an element per
+  // variable: a nonzero element leaves its variable out. When every variable is left out, wait_any
+  // returns no_index and wait_some nothing, at once. wait_any rotates its starting point, so that
+  // no variable starves. The calls deduce the type of the words; a type that is written out, as
+  // version 0.1 needed it for some ranges, has no effect.
 
   /// The result of wait_any and test_any when no variable compares as asked.
   static constexpr std::size_t no_index = static_cast<std::size_t>(-1);
@@ -306,40 +328,39 @@ class World {
   [[nodiscard]] bool test(const T* variable, Compare compare, std::type_identity_t<T> value) const {
     return test_all(std::span<const T>(variable, 1), compare, std::span<const T>(&value, 1), {});
   }
-  template <AtomicType T>
-  void wait_all(std::span<const T> variables, Compare compare,
-                std::span<const std::type_identity_t<T>> values,
+  template <typename = void, AtomicRange Variables>
+  void wait_all(const Variables& variables, Compare compare, detail::ElementsLike<Variables> values,
                 std::span<const int> skip = {}) const {
     wait_words(words(variables, values, skip), compare, Quorum::all);
   }
-  template <AtomicType T>
-  [[nodiscard]] bool test_all(std::span<const T> variables, Compare compare,
-                              std::span<const std::type_identity_t<T>> values,
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] bool test_all(const Variables& variables, Compare compare,
+                              detail::ElementsLike<Variables> values,
                               std::span<const int> skip = {}) const {
     return test_words(words(variables, values, skip), compare, Quorum::all).satisfied;
   }
-  template <AtomicType T>
-  std::size_t wait_any(std::span<const T> variables, Compare compare,
-                       std::span<const std::type_identity_t<T>> values,
-                       std::span<const int> skip = {}) const {
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] std::size_t wait_any(const Variables& variables, Compare compare,
+                                     detail::ElementsLike<Variables> values,
+                                     std::span<const int> skip = {}) const {
     return first(wait_words(words(variables, values, skip), compare, Quorum::any));
   }
-  template <AtomicType T>
-  [[nodiscard]] std::size_t test_any(std::span<const T> variables, Compare compare,
-                                     std::span<const std::type_identity_t<T>> values,
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] std::size_t test_any(const Variables& variables, Compare compare,
+                                     detail::ElementsLike<Variables> values,
                                      std::span<const int> skip = {}) const {
     return first(test_words(words(variables, values, skip), compare, Quorum::any));
   }
   /// Waits for at least one variable, and returns the indices of all that compare as asked.
-  template <AtomicType T>
-  std::vector<std::size_t> wait_some(std::span<const T> variables, Compare compare,
-                                     std::span<const std::type_identity_t<T>> values,
-                                     std::span<const int> skip = {}) const {
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] std::vector<std::size_t> wait_some(const Variables& variables, Compare compare,
+                                                   detail::ElementsLike<Variables> values,
+                                                   std::span<const int> skip = {}) const {
     return wait_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
-  template <AtomicType T>
-  [[nodiscard]] std::vector<std::size_t> test_some(std::span<const T> variables, Compare compare,
-                                                   std::span<const std::type_identity_t<T>> values,
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] std::vector<std::size_t> test_some(const Variables& variables, Compare compare,
+                                                   detail::ElementsLike<Variables> values,
                                                    std::span<const int> skip = {}) const {
     return test_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
@@ -371,7 +392,7 @@ class World {
     std::vector<std::size_t> indices;
   };
   template <typename T>
-  static Words words(std::span<const T> variables, std::span<const T> values,
+  static Words words(std::span<const std::type_identity_t<T>> variables, std::span<const T> values,
                      std::span<const int> skip) {
     return {variables.data(),    values.data(), variables.size(), values.size(), sizeof(T),
             std::is_signed_v<T>, skip};

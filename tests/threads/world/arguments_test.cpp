@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "checks/world/operations.hpp"
@@ -56,7 +57,6 @@ TEST(WorldArguments, AtomicsRefuseWhatDoesNotExist) {
   });
 }
 
-TEST(WorldArguments, StridedAndNullBuffersAreRefused) {
 // An empty span has no element to access, even where its address is good.
 TEST(WorldArguments, OperationsOnOneElementRefuseEmptySpans) {
   run([](World& world) {
@@ -88,6 +88,7 @@ TEST(WorldArguments, OperationsOnOneElementRefuseEmptySpans) {
   });
 }
 
+TEST(WorldArguments, StridedAndNullBuffersAreRefused) {
   run([](World& world) {
     const std::size_t size = world.heap().size();
     std::array<std::byte, 64> local{};
@@ -177,6 +178,33 @@ TEST(WorldArguments, WaitsRefuseWhatIsNoWordOfTheHeap) {
       world.test_all(std::span<const std::int64_t>(array.span()), Compare::equal, zero, skip);
     });
     world.test(word_at(end - 8), Compare::equal, 0);  // the last word
+  });
+}
+
+TEST(WorldArguments, WaitsTakeAnyContiguousRange) {
+  run([](World& world) {
+    auto array = world.heap().allocate<std::int64_t>(4);
+    auto rows = world.heap().allocate<std::array<std::uint32_t, 2>>(1);
+    for (std::size_t i = 0; i < 4; ++i) array[i] = static_cast<std::int64_t>(i);
+    rows[0] = {7, 8};
+    const std::array<std::int64_t, 4> values{0, 1, 2, 3};
+    const std::vector<std::uint32_t> seven{7};
+    world.wait_all(array.span(), Compare::equal, values);
+    world.wait_all(array.span().first<4>(), Compare::equal, values);
+    EXPECT_TRUE(world.test_all(array.span(), Compare::equal, values));
+    EXPECT_TRUE(world.test_all<std::int64_t>(array.span(), Compare::equal, values)) << "as in 0.1";
+    EXPECT_EQ(world.wait_any(array.span().subspan<1>(), Compare::equal, std::span(values).first(1),
+                             std::array{1, 1, 1}),
+              World::no_index);
+    EXPECT_EQ(world.wait_any(rows[0], Compare::equal, seven), 0u);
+    EXPECT_EQ(world.test_any(rows[0], Compare::greater, seven), 1u);
+    EXPECT_EQ(world.wait_some(rows[0], Compare::greater_equal, seven),
+              (std::vector<std::size_t>{0, 1}));
+    EXPECT_EQ(world.test_some(std::as_const(rows[0]), Compare::less, seven),
+              std::vector<std::size_t>());
+    std::vector<std::int64_t> elsewhere(4);
+    expect_error(Code::invalid_argument, "not aligned words",
+                 [&] { world.wait_all(elsewhere, Compare::equal, values); });
   });
 }
 
