@@ -72,6 +72,9 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
     EXPECT_ERROR(bad, "y is",
                  group.combine(TensorView(y.data, DataType::bfloat16, {*got.rows + 1, c.hidden}),
                                got.handle));
+    EXPECT_ERROR(bad, "combine: y is undefined", group.combine({}, got.handle));
+    EXPECT_ERROR(bad, "low_latency_dispatch: x is undefined; it must be bfloat16",
+                 group.low_latency_dispatch({}, in.topk_idx));
     EXPECT_ERROR(bad, "y is float8",
                  group.combine(TensorView(y.data, DataType::float8_e4m3, {*got.rows, c.hidden}),
                                got.handle));
