@@ -54,7 +54,7 @@ class LowLatencyHandle {
 struct LowLatencyDispatchOptions {
   Quantize quantize = Quantize::fp8;
   /// int32 [E / R]; optional: the rows received per expert are added to it.
-  TensorView expert_counts{};
+  TensorView tokens_per_expert{};
   /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
   TensorView wait_ns{};
   /// float32 [tokens, top_k]; optional: the weights of the later combine, which then travel with

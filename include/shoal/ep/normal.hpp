@@ -90,13 +90,15 @@ struct ExpertMajorOptions {
   Launch launch{};
 };
 
-/// Counts of received rows in device memory, int32, on GPUs.
-struct DeviceCounts {
+/// Counts of the rows that a rank received, int32 in device memory. UnpackOptions and ExpandOptions
+/// have the same names.
+struct ReceivedCounts {
   Tensor rows;               ///< [1]
   Tensor tokens_per_expert;  ///< [E / R], not rounded
-  /// [E / R]: sums of the rounded counts up to each local expert. Not with a cached handle.
+  /// [E / R]: sums of the rounded counts up to each local expert. Absent with a cached handle.
   std::optional<Tensor> expert_ends;
-  /// [R]: sums of the rows of each source rank up to it. Rank-major, not with a cached handle.
+  /// [R]: sums of the rows of the source ranks up to each one. Absent in expert-major results and
+  /// with a cached handle.
   std::optional<Tensor> source_ends;
 };
 
@@ -122,7 +124,7 @@ struct Dispatched {
   std::optional<std::vector<std::int64_t>> rows_per_source;
   /// [E / R], rounded up to expert_alignment. Absent with worst_case_rows or a cached handle.
   std::optional<std::vector<std::int64_t>> tokens_per_expert;
-  std::optional<DeviceCounts> device_counts;  ///< on GPUs
+  std::optional<ReceivedCounts> device_counts;  ///< on GPUs
   Handle handle;
 };
 
@@ -149,19 +151,19 @@ struct ExpertMajorDispatched {
   /// [E / R]: the lengths of the blocks, padding included. Absent with worst_case_rows or a cached
   /// handle.
   std::optional<std::vector<std::int64_t>> tokens_per_expert;
-  std::optional<DeviceCounts> device_counts;  ///< on GPUs
+  std::optional<ReceivedCounts> device_counts;  ///< on GPUs
   Handle handle;
 };
 
-/// Where Group::unpack copies what travelled beside the rows of a dispatch. Each array is optional;
-/// it has the shape of the field of the result or its device_counts with its name, any strides, and
-/// its device.
+/// Where Group::unpack copies what travelled beside the rows of a dispatch. Each array is optional.
+/// It has the shape and the device of the field with its name, for the last three in device_counts
+/// (ReceivedCounts), and any strides.
 struct UnpackOptions {
-  TensorView scales{};                                       ///< float32 or int32
-  TensorView topk_idx{};                                     ///< int64
-  TensorView topk_weights{};                                 ///< float32
-  TensorView source_token{};                                 ///< int32
-  TensorView expert_counts{}, expert_ends{}, source_ends{};  ///< int32; on GPUs
+  TensorView scales{};                                           ///< float32 or int32
+  TensorView topk_idx{};                                         ///< int64
+  TensorView topk_weights{};                                     ///< float32
+  TensorView source_token{};                                     ///< int32
+  TensorView tokens_per_expert{}, expert_ends{}, source_ends{};  ///< int32; on GPUs
   /// Rows of Dispatched::x without a token become 0 (DispatchOptions::worst_case_rows); else they
   /// hold anything. Rank-major results only.
   bool clear_unused = false;
@@ -173,14 +175,15 @@ struct UnpackOptions {
 /// otherwise; E is the number of local experts.
 ///
 /// The block of expert e starts at expert_ends[e - 1] (0 for the first one) and holds
-/// expert_counts[e] rows in the order of x; padding follows up to expert_ends[e].
+/// tokens_per_expert[e] rows in the order of x; padding follows up to expert_ends[e].
 struct ExpandOptions {
   ConstTensorView x{};         ///< [rows, n]; rows a multiple of 16 bytes
   ConstTensorView topk_idx{};  ///< int64 [rows, top_k]: local experts; -1: no copy
-  /// int32 [1], optional: only the first rows, as many as this says, have copies.
-  ConstTensorView row_count{};
-  ConstTensorView expert_counts{}, expert_ends{};  ///< int32 [E]; DeviceCounts'
-  ConstTensorView weights{};                       ///< float32 [rows, top_k]; optional
+  /// int32 [1], optional: the number of rows of x that have copies, from the first on
+  /// (ReceivedCounts::rows).
+  ConstTensorView rows{};
+  ConstTensorView tokens_per_expert{}, expert_ends{};  ///< int32 [E], of ReceivedCounts
+  ConstTensorView weights{};                           ///< float32 [rows, top_k]; optional
   ConstTensorView scales{};  ///< float32 or int32 [rows, m]; optional. Elements of a row contiguous
 
   /// int32 [rows, top_k], result: the copy of each top-k slot, -1: none. CombineOptions::topk_rows

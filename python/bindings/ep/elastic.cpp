@@ -160,8 +160,8 @@ nb::tuple ElasticCalls::expand(const Dispatch& call, const Rows& rows, const Cal
   ep::ExpandOptions options;
   options.x = calls.view_of_new(sent.x, element, count, hidden);
   options.topk_idx = calls.view_of_new(layout.topk_idx, DataType::int64, count, top_k);
-  options.row_count = counts(ranks_ - 1, 1);
-  options.expert_counts = counts(ranks_, local);
+  options.rows = counts(ranks_ - 1, 1);
+  options.tokens_per_expert = counts(ranks_, local);
   options.expert_ends = counts(ranks_ + local, local);
   const nb::object out = calls.empty(result, hidden, tensors_.dtype(rows.rows.view.dtype));
   options.out = calls.view_of_new(out, element, result, hidden);

@@ -81,8 +81,8 @@ void count_on_host(const ep::detail::AnyDispatched& received, const ep::UnpackOp
   for (std::size_t rank = 0; rank < received.rows_per_source.size(); ++rank)
     to.source_ends.as<std::int32_t>()[rank] = ends +=
         static_cast<std::int32_t>(received.rows_per_source[rank]);
-  auto* const counts = to.expert_counts.as<std::int32_t>();
-  const std::int64_t experts = to.expert_counts.shape[0];
+  auto* const counts = to.tokens_per_expert.as<std::int32_t>();
+  const std::int64_t experts = to.tokens_per_expert.shape[0];
   std::fill_n(counts, experts, 0);
   const auto* const indices = to.topk_idx.as<std::int64_t>();
   for (std::int64_t i = 0; i < rows * top_k; ++i)
@@ -237,7 +237,8 @@ NormalCalls::SideTensors NormalCalls::allocate_side(std::int64_t rows,
   const TensorView all = view_of_new(made.layout, DataType::int32, counts + rows, -1);
   std::int64_t next = 0;
   for (const auto& [part, extent] :
-       {std::pair{&made.to.source_ends, ranks_}, std::pair{&made.to.expert_counts, local_experts_},
+       {std::pair{&made.to.source_ends, ranks_},
+        std::pair{&made.to.tokens_per_expert, local_experts_},
         std::pair{&made.to.expert_ends, local_experts_}, std::pair{&made.to.source_token, rows}}) {
     *part = all;
     part->data = all.as<std::int32_t>() + next;
@@ -274,7 +275,7 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
     ep::UnpackOptions to = side.to;
     to.clear_unused = clear_unused;
     const bool on_host = device_.kind == DeviceKind::host;
-    if (on_host) to.source_ends = to.expert_counts = to.expert_ends = {};
+    if (on_host) to.source_ends = to.tokens_per_expert = to.expert_ends = {};
     ep::detail::unpack(group_, received, to);
     if (on_host && is_new && counts == Counts::yes)
       count_on_host(received, side.to, count, top_k_, options.expert_alignment);

@@ -128,10 +128,10 @@ Result typed(AnyDispatched&& any) {
   result.rows_per_source = present(std::move(any.rows_per_source), sources);
   result.tokens_per_expert = present(std::move(any.tokens_per_expert), experts);
   if (any.row_count.defined())
-    result.device_counts = DeviceCounts{.rows = std::move(any.row_count),
-                                        .tokens_per_expert = std::move(any.expert_counts),
-                                        .expert_ends = present(std::move(any.expert_ends)),
-                                        .source_ends = present(std::move(any.source_ends))};
+    result.device_counts = ReceivedCounts{.rows = std::move(any.row_count),
+                                          .tokens_per_expert = std::move(any.expert_counts),
+                                          .expert_ends = present(std::move(any.expert_ends)),
+                                          .source_ends = present(std::move(any.source_ends))};
   result.handle = std::move(any.handle);
   if constexpr (requires { result.expert_first_row; })
     result.expert_first_row = std::move(any.expert_first_row);

@@ -86,8 +86,8 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
                                {.weights = in.weights.shape[0] == got.rows ? in.x : in.weights}));
 
     EXPECT_ERROR(bad, ": x is", group.low_latency_dispatch(in.weights, in.topk_idx));
-    EXPECT_ERROR(bad, "expert_counts",
-                 group.low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = in.x}));
+    EXPECT_ERROR(bad, "tokens_per_expert (in C and Python expert_counts) is bfloat16",
+                 group.low_latency_dispatch(in.x, in.topk_idx, {.tokens_per_expert = in.x}));
     EXPECT_ERROR(bad, "wait_ns", group.low_latency_dispatch(in.x, in.topk_idx, {.wait_ns = in.x}));
     EXPECT_ERROR(
         bad, "unknown value",

@@ -225,7 +225,8 @@ TEST(EpDropped, EveryRankMayDropAndStatisticsAreNotWritten) {
     Tensor counts = Tensor::empty(DataType::int32, {group.local_experts()});
     std::fill_n(counts.as<std::int32_t>(), group.local_experts(), 0);
     {
-      const auto dropped = group.low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = counts});
+      const auto dropped =
+          group.low_latency_dispatch(in.x, in.topk_idx, {.tokens_per_expert = counts});
     }
     for (int i = 0; i < 3; ++i) check_low_latency(group, c, ep::Reduction::exact, false);
     for (std::int64_t e = 0; e < group.local_experts(); ++e)
