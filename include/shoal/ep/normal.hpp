@@ -30,8 +30,8 @@ class Handle {
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
   /// True for the layout of a dispatch_expert_major.
   [[nodiscard]] bool expert_major() const;
-  /// As `rows` of the result; -1 where that is absent.
-  [[nodiscard]] std::int64_t received_rows() const;
+  /// The rows that hold tokens: `rows` of the result, absent where that is absent.
+  [[nodiscard]] std::optional<std::int64_t> received_rows() const;
   /// Rows of the result, and of the expert output: unused ones included.
   [[nodiscard]] std::int64_t result_rows() const;
   /// Tokens that this rank sent.

@@ -212,10 +212,10 @@ bool Handle::expert_major() const {
   return state_->expert_alignment > 0;
 }
 
-std::int64_t Handle::received_rows() const {
+std::optional<std::int64_t> Handle::received_rows() const {
   require(state_ != nullptr, Code::invalid_argument,
           "SHOAL-N530: received_rows: the handle is empty");
-  return state_->received;
+  return detail::present(state_->received, state_->received >= 0);
 }
 
 std::int64_t Handle::result_rows() const {

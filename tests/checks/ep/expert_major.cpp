@@ -167,8 +167,7 @@ class ExpertMajorRound::Round {
     const bool sizes_here = got.x.device.kind == DeviceKind::host || !call_.worst_case;
     expect(got.rows == (sizes_here ? std::optional(rows) : std::nullopt),
            fmt::format("rows is {}, expected {}{}", got.rows.value_or(-1), rows, where));
-    expect(got.handle.received_rows() == got.rows.value_or(-1),
-           "received_rows() differs from rows");
+    expect(got.handle.received_rows() == got.rows, "received_rows() differs from rows");
     expect(got.handle.expert_major(), "the handle is not of an expert-major layout");
     expect(
         got.rows_per_source == (sizes_here ? std::optional(wanted_.rows_per_source) : std::nullopt),

@@ -344,7 +344,7 @@ void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case
     expect(got.x.shape[0] == rows(), fmt::format("x has {} rows, not {}", got.x.shape[0], rows()));
   expect(got.rows == (sizes_here ? std::optional(rows()) : std::nullopt),
          fmt::format("rows is {}, expected {}", got.rows.value_or(-1), rows()));
-  expect(got.handle.valid() && got.handle.received_rows() == got.rows.value_or(-1),
+  expect(got.handle.valid() && got.handle.received_rows() == got.rows,
          "received_rows() differs from rows");
   expect(
       got.rows_per_source == (sizes_here ? std::optional(expected_.rows_per_source) : std::nullopt),
