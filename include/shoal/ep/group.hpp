@@ -123,10 +123,15 @@ class Group {
   /// Computes where tokens go. Local and pure.
   ///
   /// topk_idx: int64 or int32 [tokens, top_k]; -1: none. Throws Error{invalid_argument} for an
-  /// index outside the experts and for an expert that occurs twice in a row, naming the token.
-  [[nodiscard]] Routing route(const ConstTensorView& topk_idx, const Launch& launch = {}) const;
-  /// Also fills the arrays of `options`.
-  [[nodiscard]] Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) const;
+  /// index outside the experts and for an expert that occurs twice in a row, naming the token. The
+  /// arrays of `options` are filled as well.
+  [[nodiscard]] Routing route(const ConstTensorView& topk_idx,
+                              const RouteOptions& options = {}) const;
+  /// Calls route with RouteOptions{.launch = launch}. A template, so that {} are RouteOptions.
+  template <typename = void>
+  [[nodiscard]] Routing route(const ConstTensorView& topk_idx, const Launch& launch) const {
+    return route(topk_idx, RouteOptions{.launch = launch});
+  }
 
   /// Sends each token to the ranks that hold its experts.
   ///

@@ -229,10 +229,6 @@ std::int64_t Handle::tokens() const {
   return state_->routing->tokens;
 }
 
-Routing Group::route(const ConstTensorView& topk_idx, const Launch& launch) const {
-  return route(topk_idx, RouteOptions{.launch = launch});
-}
-
 Routing Group::route(const ConstTensorView& topk_idx, const RouteOptions& options) const {
   detail::GroupState& group = detail::open_group(state_, "route");
   group.drain_work_queue();  // it may be in a call of this group
