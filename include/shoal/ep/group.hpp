@@ -49,6 +49,7 @@
 #include <memory>
 #include <vector>
 
+#include <shoal/ep/future.hpp>       // IWYU pragma: export
 #include <shoal/ep/low_latency.hpp>  // IWYU pragma: export
 #include <shoal/ep/normal.hpp>       // IWYU pragma: export
 #include <shoal/ep/options.hpp>      // IWYU pragma: export
@@ -61,9 +62,6 @@ namespace shoal::ep {
 namespace detail {
 struct GroupState;
 }
-
-/// Completion of an operation on the host, which dispatch_async and combine_async can wait for.
-using Future = std::shared_future<void>;
 
 /// Counters since the group was made.
 ///
@@ -186,16 +184,34 @@ class Group {
   Combined combine(const ConstTensorView& y, const Handle& handle,
                    const CombineOptions& options = {});
 
-  /// The same on the group's own thread, where operations run one after another, each
-  /// after `after` when that is given. Inputs must stay valid and unchanged until the future is
-  /// ready. get() throws what the operation threw.
+  // Asynchronous forms. The calls return at once; the operations run on the group's own thread, one
+  // after another. Each begins after `after`, where that is given, and fails with its error. Inputs
+  // must stay valid and unchanged until the future is ready. get() of the future throws what the
+  // operation threw. A future may be dropped: the operation runs all the same, because other ranks
+  // take part in it. Calls that are not asynchronous first wait for the operations queued before.
+  //
+  //   auto receiving = group.dispatch_async(x, routing);
+  //   auto again = group.dispatch_async(x, received.handle);  // in the layout of `received`
+  //   const auto first = receiving.get();                     // throws what dispatch throws
+  //   const auto output = group.combine_async(first.x, first.handle).get().x;
+
+  /// Runs dispatch on the group's own thread.
   [[nodiscard]] std::future<Dispatched> dispatch_async(const ConstTensorView& x,
                                                        const Routing& routing,
                                                        const DispatchOptions& options = {},
                                                        Future after = {});
+  [[nodiscard]] std::future<Dispatched> dispatch_async(const ConstTensorView& x,
+                                                       const Handle& handle,
+                                                       const DispatchOptions& options = {},
+                                                       Future after = {});
+  /// Runs dispatch_expert_major on the group's own thread.
   [[nodiscard]] std::future<ExpertMajorDispatched> dispatch_expert_major_async(
       const ConstTensorView& x, const Routing& routing, const ExpertMajorOptions& options = {},
       Future after = {});
+  [[nodiscard]] std::future<ExpertMajorDispatched> dispatch_expert_major_async(
+      const ConstTensorView& x, const Handle& handle, const ExpertMajorOptions& options = {},
+      Future after = {});
+  /// Runs combine on the group's own thread.
   [[nodiscard]] std::future<Combined> combine_async(const ConstTensorView& y, const Handle& handle,
                                                     const CombineOptions& options = {},
                                                     Future after = {});

@@ -298,6 +298,16 @@ std::future<Dispatched> Group::dispatch_async(const ConstTensorView& x, const Ro
       });
 }
 
+std::future<Dispatched> Group::dispatch_async(const ConstTensorView& x, const Handle& handle,
+                                              const DispatchOptions& options, Future after) {
+  return detail::submit(
+      *this, "dispatch_async", std::move(after), [x, handle, options](detail::GroupState& group) {
+        detail::check_layout(handle, false);
+        return detail::typed<Dispatched>(
+            detail::run_dispatch(group, x, nullptr, &handle, detail::any(options)));
+      });
+}
+
 std::future<ExpertMajorDispatched> Group::dispatch_expert_major_async(
     const ConstTensorView& x, const Routing& routing, const ExpertMajorOptions& options,
     Future after) {
@@ -305,6 +315,17 @@ std::future<ExpertMajorDispatched> Group::dispatch_expert_major_async(
                         [x, routing, options](detail::GroupState& group) {
                           return detail::typed<ExpertMajorDispatched>(detail::run_dispatch(
                               group, x, &routing, nullptr, detail::any(options)));
+                        });
+}
+
+std::future<ExpertMajorDispatched> Group::dispatch_expert_major_async(
+    const ConstTensorView& x, const Handle& handle, const ExpertMajorOptions& options,
+    Future after) {
+  return detail::submit(*this, "dispatch_expert_major_async", std::move(after),
+                        [x, handle, options](detail::GroupState& group) {
+                          detail::check_layout(handle, true);
+                          return detail::typed<ExpertMajorDispatched>(detail::run_dispatch(
+                              group, x, nullptr, &handle, detail::any(options)));
                         });
 }
 

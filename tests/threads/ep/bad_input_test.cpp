@@ -237,6 +237,7 @@ TEST(EpBadInput, FuturesThrowErrorsOfAsynchronousCalls) {
     auto wrong_routing = group.dispatch_async(in.x, ep::Routing{});
     auto wrong_alignment = group.dispatch_async(in.x, routing, {.expert_alignment = -1});
     auto wrong_handle = group.combine_async(in.x, ep::Handle{});
+    auto no_handle = group.dispatch_async(in.x, ep::Handle{});
     auto right = group.dispatch_async(in.x, routing, {.weights = in.weights});
     // ThreadSanitizer does not see how the C++ library counts the owners of an exception: a call
     // that waits for the stream makes this thread the last one.
@@ -246,7 +247,11 @@ TEST(EpBadInput, FuturesThrowErrorsOfAsynchronousCalls) {
     EXPECT_ERROR(bad, "not made by route()", wrong_routing.get());
     EXPECT_ERROR(bad, "expert_alignment is -1", wrong_alignment.get());
     EXPECT_ERROR(bad, "handle is not of a dispatch", wrong_handle.get());
+    EXPECT_ERROR(bad, "handle is not of a dispatch", no_handle.get());
     const ep::Dispatched got = right.get();
+    auto wrong_layout = group.dispatch_expert_major_async(in.x, got.handle);
+    let_stream_finish();
+    EXPECT_ERROR(bad, "the handle is of a rank-major dispatch; use dispatch", wrong_layout.get());
     const Tensor y = expert_output_of(c, world.my_pe(), got);
     auto wrong_bias = group.combine_async(y, got.handle, {.bias = {in.weights}});
     auto combined = group.combine_async(y, got.handle);
