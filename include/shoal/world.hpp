@@ -244,7 +244,7 @@ class World {
                                       static_cast<std::uint64_t>(compare), sizeof(T)));
   }
   template <AtomicType T>
-  T atomic_fetch(RemoteSpan<T> target) const {
+  [[nodiscard]] T atomic_fetch(RemoteSpan<T> target) const {
     return atomic(AtomicOp::fetch, target, 0);
   }
   template <AtomicType T>

@@ -241,7 +241,7 @@ class Group {
   ///
   /// Waits until the other ranks have fetched what the combine before last left in this memory, and
   /// throws as low_latency_combine does when they do not.
-  TensorView next_combine_buffer();
+  [[nodiscard]] TensorView next_combine_buffer();
 
   /// By rank: 1 for a rank that low-latency operations leave out.
   ///
