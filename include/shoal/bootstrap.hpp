@@ -100,7 +100,7 @@ class UniqueId {
 [[nodiscard]] std::unique_ptr<Bootstrap> connect_session(std::int32_t pe, std::int32_t n_pes,
                                                          const Settings& settings);
 
-/// Like connect_unique_id, for PEs that can already pass a text from PE 0 to all others: by MPI
+/// Joins a world of PEs that can already pass a text from PE 0 to all others: by MPI
 /// (shoal/mpi.hpp), a launcher's plug-in (shoal/bootstrap_plugin.h) or any other means.
 ///
 /// PE 0 creates the id. `broadcast` is called once on every PE, with the text on PE 0 and an empty

@@ -57,7 +57,7 @@ struct PePlace {
 struct ConnectivityReport {
   std::vector<PePlace> pes;             ///< by PE
   std::vector<PairConnectivity> pairs;  ///< every pair once, by a, then b; (0, 0) is PE 0 itself
-  /// The same for heaps in GPU memory; empty when the heaps are on the host.
+  /// The pairs and transports of heaps in GPU memory; empty when the heaps are on the host.
   std::vector<PairConnectivity> heap_pairs;
 
   [[nodiscard]] bool same_host(Pe a, Pe b) const {

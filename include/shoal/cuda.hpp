@@ -74,7 +74,7 @@ class StreamOperations {
     check_counts(target.size(), source.count);
     get_bytes(target.data(), source.address, target.size_bytes());
   }
-  /// One element of 1, 2, 4 or 8 bytes, passed by value. An aligned one of 4 or 8 bytes is one
+  /// Puts one element of 1, 2, 4 or 8 bytes, passed by value. An aligned one of 4 or 8 bytes is one
   /// store.
   template <typename T>
   void put_value(RemoteSpan<T> target, std::type_identity_t<T> value) const {
@@ -147,9 +147,9 @@ class StreamOperations {
 
   // Order.
 
-  /// As World::fence and World::quiet, for operations of this stream. They queue nothing while all
-  /// heaps are reached by load and store, where stream order suffices. Use them all the same: they
-  /// are needed where operations go through a network.
+  /// Order and complete the operations of this stream, as World::fence and World::quiet do those of
+  /// the host. They queue nothing while all heaps are reached by load and store, where stream order
+  /// suffices. Use them all the same: they are needed where operations go through a network.
   void fence() const;
   void quiet() const;
   /// Holds the stream until the streams of all PEs of the team have reached the same barrier. What

@@ -57,7 +57,8 @@ struct RemoteSpan {
   RemoteAddress address;
   std::size_t count = 0;
 
-  /// Throws Error{invalid_argument} when the range leaves the span.
+  /// `length` elements from element `first` on. Throws Error{invalid_argument} when they leave the
+  /// span.
   [[nodiscard]] RemoteSpan subspan(std::size_t first, std::size_t length) const {
     if (first > count || length > count - first) detail::fail_subspan(first, length, count);
     return {{address.pe, address.offset + first * sizeof(T)}, length};
@@ -87,7 +88,7 @@ class SharedBuffer {
 /// The symmetric heap of one PE, from World::heap. Valid as long as the world is open.
 class SymmetricHeap {
  public:
-  /// Allocates `bytes` bytes on every PE, contents undefined. Collective. Returns this PE's copy;
+  /// Allocates `bytes` bytes on every PE, not initialized. Collective. Returns this PE's copy;
   /// nullptr when bytes is 0.
   ///
   /// align: `alignment` is a power of two, 1 to 2 MiB. calloc: count * size bytes, zeroed. Throws
@@ -143,7 +144,7 @@ class SymmetricHeap {
   /// outlive the world, such as those of Python.
   [[nodiscard]] std::shared_ptr<void> memory_owner() const;
 
-  /// Start of this PE's heap.
+  /// The start of this PE's heap.
   [[nodiscard]] std::byte* base() const noexcept;
   /// SHOAL_SYMMETRIC_SIZE in bytes, rounded up to pages of the host or the GPU.
   [[nodiscard]] std::size_t size() const noexcept;

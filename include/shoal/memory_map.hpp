@@ -38,7 +38,7 @@ struct MemoryRegion {
 ///
 /// Blocks of one number have the same offsets on all PEs.
 struct MemoryMap {
-  std::uint64_t world = 0;  ///< as PeRecord::world
+  std::uint64_t world = 0;  ///< equal to PeRecord::world
   Pe pe = 0;                ///< that shows the map
   std::int64_t pid = 0;
   std::uint64_t group = 0;  ///< GroupRecord::number; 0: the heap

@@ -56,7 +56,7 @@ struct LaunchRecord {
   std::string operation;
   std::vector<PhaseRecord> phases;
   std::int64_t end_ns = 0;
-  std::uint64_t rows = 0, bytes = 0;  ///< as those of its OperationRecord; 0: low latency
+  std::uint64_t rows = 0, bytes = 0;  ///< equal to those of its OperationRecord; 0: low latency
 };
 
 /// Durations of one phase. Bucket i counts those of 2^i to 2^(i+1) - 1 ns; the last one also longer

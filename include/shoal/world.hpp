@@ -111,8 +111,9 @@ class World {
   /// Starts the world. Collective over all of its PEs. A failure on one PE makes the call throw on
   /// all of them, with that PE's message, within SHOAL_BOOTSTRAP_TIMEOUT_MS.
   [[nodiscard]] static World open(WorldOptions options = WorldOptions::from_environment());
-  /// open on a thread of its own, so that the program can do other work meanwhile. get() of the
-  /// future throws what open throws. Any one thread may use the world.
+  /// Calls open on a thread of its own, so that the program can do other work meanwhile. get() of
+  /// the future throws what open throws; the destructor of the future waits until open returns. Any
+  /// one thread may use the world.
   [[nodiscard]] static std::future<World> open_async(
       WorldOptions options = WorldOptions::from_environment());
 
@@ -174,7 +175,8 @@ class World {
     check_counts(target.count, source.size());
     put_bytes(target.address, source.data(), source.size_bytes());
   }
-  /// Copies `source` to `target`, which has as many elements. Throws as put.
+  /// Copies `source` to `target`, which has as many elements. Throws Error{invalid_argument} when
+  /// the counts differ.
   template <typename T>
   void get(std::span<std::type_identity_t<T>> target, RemoteSpan<T> source) const {
     check_counts(target.size(), source.count);
@@ -196,10 +198,12 @@ class World {
   /// copyable. They throw Error{invalid_argument} when the span is empty.
   template <typename T>
   void put_value(RemoteSpan<T> target, std::type_identity_t<T> value) const {
+    detail::check_element("put_value", "target", target.count);
     put_bytes(target.address, &value, sizeof value);
   }
   template <typename T>
   [[nodiscard]] T get_value(RemoteSpan<T> source) const {
+    detail::check_element("get_value", "source", source.count);
     T value;
     get_bytes(&value, source.address, sizeof value);
     return value;
@@ -236,10 +240,11 @@ class World {
   // Atomics on words of 4 or 8 bytes at a multiple of their size. Each acts on the first element of
   // its target, returns the value before, and throws Error{invalid_argument} for an empty span.
 
-  /// `compare` is what compare_swap expects.
+  /// The operation `op`; `compare` is the value that compare_swap expects.
   template <AtomicType T>
   T atomic(AtomicOp op, RemoteSpan<T> target, std::type_identity_t<T> operand,
            std::type_identity_t<T> compare = 0) const {
+    detail::check_element("atomic", "target", target.count);
     return static_cast<T>(atomic_word(op, target.address, static_cast<std::uint64_t>(operand),
                                       static_cast<std::uint64_t>(compare), sizeof(T)));
   }
@@ -263,7 +268,6 @@ class World {
   T atomic_fetch_or(RemoteSpan<T> target, std::type_identity_t<T> value) const {
     return atomic(AtomicOp::bit_or, target, value);
   }
-    detail::check_element("atomic", "target", target.count);
   template <AtomicType T>
   T atomic_fetch_xor(RemoteSpan<T> target, std::type_identity_t<T> value) const {
     return atomic(AtomicOp::bit_xor, target, value);
@@ -277,7 +281,7 @@ class World {
                         std::type_identity_t<T> desired) const {
     return atomic(AtomicOp::compare_swap, target, desired, expected);
   }
-  /// The same by address; `width` is 4 or 8, and narrow values are in the low half.
+  /// The atomic operation by address; `width` is 4 or 8, and narrow values are in the low half.
   std::uint64_t atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
                             std::uint64_t compare, std::size_t width) const;
 
@@ -375,7 +379,7 @@ class World {
  private:
   friend struct detail::Access;
   explicit World(std::shared_ptr<detail::WorldState> state) : state_(std::move(state)) {}
-  /// Throws Error{closed} when closed.
+  /// The state of an open world. Throws Error{closed} when it is closed.
   detail::WorldState& state() const;
 
   /// Variables of either width, so that the wait loops are compiled once.

@@ -72,9 +72,9 @@ struct GroupState;
 /// as on the host.
 struct Statistics {
   std::uint64_t dispatches = 0, combines = 0, low_latency_dispatches = 0, low_latency_combines = 0;
-  /// By dispatches: one for each rank that gets a token; expert-major one for each expert.
-  std::uint64_t rows_sent = 0;
-  std::uint64_t rows_received = 0;  ///< likewise
+  /// Rows that dispatches sent and received: one for each rank that gets a token; expert-major one
+  /// for each expert.
+  std::uint64_t rows_sent = 0, rows_received = 0;
   std::chrono::nanoseconds dispatch_time{}, combine_time{}, low_latency_dispatch_time{},
       low_latency_combine_time{};
   /// Time spent waiting for other ranks. On the host, a part of the times above; on GPUs, of the
@@ -113,7 +113,7 @@ class Group {
 
   [[nodiscard]] const Team& team() const;
   [[nodiscard]] const GroupOptions& options() const;
-  /// E / R.
+  /// The number of experts on each rank, E / R.
   [[nodiscard]] std::int32_t local_experts() const;
 
   // Normal mode.
@@ -144,8 +144,8 @@ class Group {
   [[nodiscard]] Dispatched dispatch(const ConstTensorView& x, const Handle& handle,
                                     const DispatchOptions& options = {});
 
-  /// Sends each token to its experts: as dispatch, in the layout of grouped products. A token
-  /// travels once for each expert (expand: once for each rank).
+  /// Sends each token to its experts, in the layout of grouped products. A token travels once for
+  /// each expert (expand: once for each rank). Arguments and errors are those of dispatch.
   [[nodiscard]] ExpertMajorDispatched dispatch_expert_major(const ConstTensorView& x,
                                                             const Routing& routing,
                                                             const ExpertMajorOptions& options = {});
@@ -243,7 +243,7 @@ class Group {
   /// throws as low_latency_combine does when they do not.
   [[nodiscard]] TensorView next_combine_buffer();
 
-  /// By rank: 1 for a rank that low-latency operations leave out.
+  /// The masked ranks: element i is 1 when low-latency operations leave rank i out, else 0.
   ///
   /// With GroupOptions::mask_failed, ranks that waited for a rank that timed out mask it; it masks
   /// them in turn when it finds out.
@@ -252,7 +252,7 @@ class Group {
   /// operation meanwhile can be brought back; one that missed some stays out of step. Throws
   /// Error{invalid_argument} without mask_failed, for this rank, and out of range.
   void set_mask(std::int32_t rank, bool masked);
-  /// Unmasks all ranks, as set_mask does one.
+  /// Unmasks all ranks. The conditions are those of set_mask.
   void clear_masks();
 
   // Both modes.

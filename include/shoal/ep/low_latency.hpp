@@ -116,14 +116,14 @@ class PendingDispatch {
 };
 
 struct LowLatencyCombineOptions {
-  /// Rows travel as LogFMT-10, 10 bits per channel.
+  /// The rows travel as LogFMT-10, 10 bits per channel.
   bool log_fmt = false;
   /// y lies in Group::next_combine_buffer, so it need not be copied. Not with log_fmt.
   bool zero_copy = false;
   Reduction reduction = Reduction::automatic;
   /// bfloat16 [tokens, hidden]; optional: the memory of the result.
   TensorView out{};
-  /// As in LowLatencyDispatchOptions.
+  /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
   TensorView wait_ns{};
   /// false: the receive is queued at once after the send, and receive() returns the result. All
   /// earlier ones must have been received. true: receive() queues it.

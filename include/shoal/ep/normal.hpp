@@ -34,7 +34,7 @@ class Handle {
   [[nodiscard]] std::optional<std::int64_t> received_rows() const;
   /// Rows of the result, and of the expert output: unused ones included.
   [[nodiscard]] std::int64_t result_rows() const;
-  /// Tokens that this rank sent.
+  /// The number of tokens that this rank sent.
   [[nodiscard]] std::int64_t tokens() const;
 
  private:
@@ -74,18 +74,20 @@ struct DispatchOptions {
 /// Error{exhausted} on all ranks; with worst_case_rows it may take the room of several
 /// (GroupOptions::live_results).
 struct ExpertMajorOptions {
-  /// As in DispatchOptions.
+  /// float32 [tokens, top_k]; optional. Travels with the rows.
   ConstTensorView weights{};
-  /// As in DispatchOptions.
+  /// float32 or int32 [tokens, n], any strides; optional. Travels with the rows: the scales of
+  /// float8 rows.
   ConstTensorView scales{};
   /// Blocks start at a multiple of it. 1 to 65,536. A cached handle brings its own along.
   std::int32_t alignment = 1;
-  /// As in DispatchOptions, with gaps between blocks. At most R * max_tokens * min(top_k, E / R) +
-  /// E / R * (alignment - 1).
+  /// Above 0: results have exactly this many rows, gaps between blocks included, so that no size
+  /// has to reach the host. At most R * max_tokens * min(top_k, E / R) + E / R * (alignment - 1).
   std::int64_t worst_case_rows = 0;
-  /// As in DispatchOptions.
+  /// Results lie in ordinary memory of their own instead of the heap.
   bool copy_out = false;
-  /// As in DispatchOptions.
+  /// The result is read only by work that is queued before the next call or replay of this group,
+  /// and released then, so that it may lie where captured dispatches write. No effect on the host.
   bool transient = false;
   Launch launch{};
 };
@@ -131,7 +133,8 @@ struct Dispatched {
 /// The rows that a rank received, expert-major: the blocks of its experts, ascending. The block of
 /// an expert starts at a multiple of ExpertMajorOptions::alignment and lists its tokens by source
 /// rank, then token. Memory and strides are those of Dispatched. Gaps between blocks hold -1 in
-/// topk_idx and source_token and 0 in topk_weights; rows of x and scales there are undefined.
+/// topk_idx and source_token and 0 in topk_weights; rows of x and scales there are not
+/// initialized.
 struct ExpertMajorDispatched {
   Tensor x;                      ///< [rows, hidden], dtype of the input
   std::optional<Tensor> scales;  ///< [rows, n]; when ExpertMajorOptions::scales is given
