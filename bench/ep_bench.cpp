@@ -282,9 +282,11 @@ class EpBench {
 
   ep::LowLatencyReceived dispatch_low_latency(const Batch& batch, ep::Quantize quantize) {
     return group_
-        .low_latency_dispatch(
-            batch.x, batch.topk_idx,
-            {.quantize = quantize, .expert_counts = {}, .wait_ns = {}, .weights = batch.weights})
+        .low_latency_dispatch(batch.x, batch.topk_idx,
+                              {.quantize = quantize,
+                               .tokens_per_expert = {},
+                               .wait_ns = {},
+                               .weights = batch.weights})
         .receive();
   }
 

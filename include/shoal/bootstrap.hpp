@@ -39,12 +39,12 @@ class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
 
-  virtual std::int32_t pe() const noexcept = 0;
-  virtual std::int32_t n_pes() const noexcept = 0;
+  [[nodiscard]] virtual std::int32_t pe() const noexcept = 0;
+  [[nodiscard]] virtual std::int32_t n_pes() const noexcept = 0;
 
   /// The contributions of all PEs, by PE. They may differ in length; each has at most 16 MiB.
-  virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine,
-                                                         std::string_view step) = 0;
+  [[nodiscard]] virtual std::vector<std::vector<std::byte>> all_gather(
+      std::span<const std::byte> mine, std::string_view step) = 0;
 
   /// Returns when every PE has called.
   virtual void barrier(std::string_view step) = 0;
@@ -55,7 +55,7 @@ class Bootstrap {
 
   /// "PE 3: reason" when another PE has aborted or ended. Does not block; cheap enough for the slow
   /// path of a wait loop.
-  virtual std::optional<std::string> aborted() noexcept = 0;
+  [[nodiscard]] virtual std::optional<std::string> aborted() noexcept = 0;
 
   /// Ends the control plane in order: the end of this process is no failure afterwards. Idempotent.
   virtual void close() noexcept = 0;
@@ -71,13 +71,13 @@ class UniqueId {
  public:
   /// Opens a listening socket on an interface chosen by settings.socket_interface and
   /// socket_family. Throws Error{unsupported} when no interface fits, listing those that exist.
-  static UniqueId create(const Settings& settings = {});
+  [[nodiscard]] static UniqueId create(const Settings& settings = {});
 
   /// The text form, "shoal1:<host>:<port>:<key in hex>", for files and environment variables. It is
   /// a secret: keep it off command lines, which other users of the machine can read.
-  std::string to_string() const;
-  /// Throws Error{invalid_argument} stating the form.
-  static UniqueId parse(std::string_view text);
+  [[nodiscard]] std::string to_string() const;
+  /// The id that to_string wrote as `text`. Throws Error{invalid_argument} stating the form.
+  [[nodiscard]] static UniqueId parse(std::string_view text);
 
   std::string host;  ///< numeric address, IPv6 in brackets
   int port = 0;
@@ -90,35 +90,37 @@ class UniqueId {
 /// Joins the world named `id` as PE `pe` of `n_pes`. Collective. Throws as Bootstrap's collective
 /// calls; Error{mismatch} when PEs pass different n_pes; Error{invalid_argument} for a PE that is
 /// out of range or taken.
-std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe,
-                                             std::int32_t n_pes, const Settings& settings);
+[[nodiscard]] std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe,
+                                                           std::int32_t n_pes,
+                                                           const Settings& settings);
 
-/// Like connect_unique_id. settings.session_id is the address, where PE settings.session_root
-/// listens; the key is derived from it and settings.session_secret.
-std::unique_ptr<Bootstrap> connect_session(std::int32_t pe, std::int32_t n_pes,
-                                           const Settings& settings);
+/// Joins the world of a session: connect_unique_id without an id. settings.session_id is the
+/// address, where PE settings.session_root listens; the key is derived from it and
+/// settings.session_secret.
+[[nodiscard]] std::unique_ptr<Bootstrap> connect_session(std::int32_t pe, std::int32_t n_pes,
+                                                         const Settings& settings);
 
-/// Like connect_unique_id, for PEs that can already pass a text from PE 0 to all others: by MPI
+/// Joins a world of PEs that can already pass a text from PE 0 to all others: by MPI
 /// (shoal/mpi.hpp), a launcher's plug-in (shoal/bootstrap_plugin.h) or any other means.
 ///
 /// PE 0 creates the id. `broadcast` is called once on every PE, with the text on PE 0 and an empty
 /// one elsewhere, and returns PE 0's text on all. The text has at most 255 letters, digits and
 /// . : [ ] % _ -; it is a secret. When PE 0 cannot create an id, all PEs fail with its reason.
 /// Worlds with different PEs may be opened one after another and live at the same time.
-std::unique_ptr<Bootstrap> connect_by_broadcast(
+[[nodiscard]] std::unique_ptr<Bootstrap> connect_by_broadcast(
     std::int32_t pe, std::int32_t n_pes,
     const std::function<std::string(const std::string&)>& broadcast, const Settings& settings);
 
 /// A control plane for `n_pes` threads of this process. Element i is for PE i and its thread only.
-std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(std::int32_t n_pes,
-                                                          const Settings& settings = {});
+[[nodiscard]] std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(
+    std::int32_t n_pes, const Settings& settings = {});
 
 /// A world of one PE.
-std::unique_ptr<Bootstrap> single_bootstrap();
+[[nodiscard]] std::unique_ptr<Bootstrap> single_bootstrap();
 
 /// The bootstrap that settings.bootstrap names or, for "automatic", the one that the settings or
 /// the launcher (settings.launcher) provide for. Throws Error{invalid_argument} when it needs a pe,
 /// n_pes or id that is missing, and Error{unsupported} when its plug-in is not installed.
-std::unique_ptr<Bootstrap> make_bootstrap(const Settings& settings);
+[[nodiscard]] std::unique_ptr<Bootstrap> make_bootstrap(const Settings& settings);
 
 }  // namespace shoal

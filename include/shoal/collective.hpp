@@ -16,11 +16,10 @@
 // | all_to_all | n | n |
 // | reduce_scatter | 1 | n |
 //
-// Every PE of the team calls, in the same order, with the same counts. `source` and `target` are
-// addresses in this PE's symmetric heap, at the same offset on every PE. They must not overlap; a
-// call marked "in place" also takes equal addresses. On return `target` is complete on this PE and
-// `source` may be reused. "PE i" is index i of the team. Sizes of zero are allowed, with any
-// addresses.
+// Every PE of the team calls, in the same order, with the same counts. `source` and `target` lie
+// in this PE's symmetric heap, at the same offset on every PE. They must not overlap; a call marked
+// "in place" also takes equal addresses. On return `target` is complete on this PE and `source` may
+// be reused. "PE i" is index i of the team. Sizes of zero are allowed, with any addresses.
 //
 // Bad arguments (null, outside the heap, root out of range, a dtype that the operation does not
 // take) throw Error{invalid_argument} before anything is sent; the errors of other PEs that wait
@@ -31,6 +30,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -68,8 +68,8 @@ constexpr DataType reduced_type() {
   } else {
     static_assert(
         std::is_integral_v<T> && std::is_signed_v<T> && (sizeof(T) == 4 || sizeof(T) == 8),
-        "reduce takes int32, int64, float and double; use the call with a DataType for "
-        "bfloat16 and float16");
+        "reduce and reduce_scatter with spans take elements of type int32_t, int64_t, float or "
+        "double; bfloat16 and float16 need the call with addresses and a DataType");
     return sizeof(T) == 4 ? DataType::int32 : DataType::int64;
   }
 }
@@ -126,33 +126,35 @@ void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const v
 void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
                     std::size_t count);
 
-// The same with spans of elements, T trivially copyable. Throws Error{invalid_argument} when the
-// lengths do not fit (the table above), stating them and the number of PEs.
+// The collectives with spans of elements, of any extent; T is trivially copyable. They throw
+// Error{invalid_argument} when the lengths do not fit (the table above), stating them and the
+// number of PEs.
 
-template <typename T>
-void broadcast(const Team& team, std::span<T> target,
+template <typename T, std::size_t N>
+void broadcast(const Team& team, std::span<T, N> target,
                std::span<const std::type_identity_t<T>> source, Pe root) {
   detail::block_length(team, "broadcast", target.size(), source.size(), 1, 1);
   broadcast_bytes(team, target.data(), source.data(), source.size_bytes(), root);
 }
-template <typename T>
-void all_gather(const Team& team, std::span<T> target,
+template <typename T, std::size_t N>
+void all_gather(const Team& team, std::span<T, N> target,
                 std::span<const std::type_identity_t<T>> source) {
   const auto n = static_cast<std::size_t>(team.size());
   detail::block_length(team, "all_gather", target.size(), source.size(), n, 1);
   all_gather_bytes(team, target.data(), source.data(), source.size_bytes());
 }
-template <typename T>
-void all_to_all(const Team& team, std::span<T> target,
+template <typename T, std::size_t N>
+void all_to_all(const Team& team, std::span<T, N> target,
                 std::span<const std::type_identity_t<T>> source) {
   const auto n = static_cast<std::size_t>(team.size());
   const std::size_t length =
       detail::block_length(team, "all_to_all", target.size(), source.size(), n, n);
   all_to_all_bytes(team, target.data(), source.data(), length * sizeof(T));
 }
-/// Counts and offsets are in elements and must stay within the spans.
-template <typename T>
-void all_to_all_v(const Team& team, std::span<T> target,
+/// Exchanges as all_to_all_v_bytes does. Counts and offsets are in elements and must stay within
+/// the spans.
+template <typename T, std::size_t N>
+void all_to_all_v(const Team& team, std::span<T, N> target,
                   std::span<const std::size_t> receive_counts,
                   std::span<const std::size_t> receive_offsets,
                   std::span<const std::type_identity_t<T>> source,
@@ -162,15 +164,15 @@ void all_to_all_v(const Team& team, std::span<T> target,
                                 receive_offsets, source.data(), source.size(), send_counts,
                                 send_offsets);
 }
-/// T: int32, int64, float or double.
-template <typename T>
-void reduce(const Team& team, ReduceOp op, std::span<T> target,
+/// Reduces elements of type int32, int64, float or double.
+template <typename T, std::size_t N>
+void reduce(const Team& team, ReduceOp op, std::span<T, N> target,
             std::span<const std::type_identity_t<T>> source) {
   detail::block_length(team, "reduce", target.size(), source.size(), 1, 1);
   reduce(team, detail::reduced_type<T>(), op, target.data(), source.data(), source.size());
 }
-template <typename T>
-void reduce_scatter(const Team& team, ReduceOp op, std::span<T> target,
+template <typename T, std::size_t N>
+void reduce_scatter(const Team& team, ReduceOp op, std::span<T, N> target,
                     std::span<const std::type_identity_t<T>> source) {
   const auto n = static_cast<std::size_t>(team.size());
   detail::block_length(team, "reduce_scatter", target.size(), source.size(), 1, n);

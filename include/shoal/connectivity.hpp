@@ -38,7 +38,7 @@ struct PairConnectivity {
   std::vector<TransportVerdict> transports;  ///< all of this build
 
   /// The transport that the pair uses; nullptr when none reaches.
-  const TransportVerdict* chosen() const {
+  [[nodiscard]] const TransportVerdict* chosen() const {
     const auto found = std::find_if(transports.begin(), transports.end(),
                                     [](const TransportVerdict& one) { return one.chosen; });
     return found == transports.end() ? nullptr : &*found;
@@ -57,11 +57,13 @@ struct PePlace {
 struct ConnectivityReport {
   std::vector<PePlace> pes;             ///< by PE
   std::vector<PairConnectivity> pairs;  ///< every pair once, by a, then b; (0, 0) is PE 0 itself
-  /// The same for heaps in GPU memory; empty when the heaps are on the host.
+  /// The pairs and transports of heaps in GPU memory; empty when the heaps are on the host.
   std::vector<PairConnectivity> heap_pairs;
 
-  bool same_host(Pe a, Pe b) const { return place(a).host_index == place(b).host_index; }
-  bool same_node(Pe a, Pe b) const { return place(a).node == place(b).node; }
+  [[nodiscard]] bool same_host(Pe a, Pe b) const {
+    return place(a).host_index == place(b).host_index;
+  }
+  [[nodiscard]] bool same_node(Pe a, Pe b) const { return place(a).node == place(b).node; }
 
  private:
   const PePlace& place(Pe pe) const { return pes.at(static_cast<std::size_t>(pe)); }

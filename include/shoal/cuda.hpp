@@ -61,7 +61,8 @@ class StreamOperations {
 
   [[nodiscard]] Stream stream() const noexcept { return stream_; }
 
-  // Put and get. The local side is any contiguous range of T.
+  // Put and get. The local side is any contiguous range of T. Calls on one element act on the first
+  // of the remote span and throw Error{invalid_argument} when the span is empty.
 
   template <typename T>
   void put(RemoteSpan<T> target, std::span<const std::type_identity_t<T>> source) const {
@@ -73,7 +74,7 @@ class StreamOperations {
     check_counts(target.size(), source.count);
     get_bytes(target.data(), source.address, target.size_bytes());
   }
-  /// One element of 1, 2, 4 or 8 bytes, passed by value. An aligned one of 4 or 8 bytes is one
+  /// Puts one element of 1, 2, 4 or 8 bytes, passed by value. An aligned one of 4 or 8 bytes is one
   /// store.
   template <typename T>
   void put_value(RemoteSpan<T> target, std::type_identity_t<T> value) const {
@@ -81,21 +82,21 @@ class StreamOperations {
                   (sizeof(T) & (sizeof(T) - 1)) == 0);
     put_small(target.address, &value, sizeof value, target.count);
   }
-  /// `count` elements; strides in elements, both at least 1.
+  /// Copies `count` elements; strides are in elements, both at least 1.
   template <typename T>
   void put_strided(RemoteSpan<T> target, std::ptrdiff_t target_stride,
                    const std::type_identity_t<T>* source, std::ptrdiff_t source_stride,
                    std::size_t count) const {
     check_strided(target.count, target_stride, source_stride, count);
-    put_strided_bytes(target.address, target_stride * sizeof(T), source, source_stride * sizeof(T),
-                      sizeof(T), count);
+    put_strided_bytes(target.address, static_cast<std::size_t>(target_stride) * sizeof(T), source,
+                      static_cast<std::size_t>(source_stride) * sizeof(T), sizeof(T), count);
   }
   template <typename T>
   void get_strided(T* target, std::ptrdiff_t target_stride, RemoteSpan<T> source,
                    std::ptrdiff_t source_stride, std::size_t count) const {
     check_strided(source.count, source_stride, target_stride, count);
-    get_strided_bytes(target, target_stride * sizeof(T), source.address, source_stride * sizeof(T),
-                      sizeof(T), count);
+    get_strided_bytes(target, static_cast<std::size_t>(target_stride) * sizeof(T), source.address,
+                      static_cast<std::size_t>(source_stride) * sizeof(T), sizeof(T), count);
   }
   void put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const;
   void get_bytes(void* target, RemoteAddress source, std::size_t bytes) const;
@@ -110,6 +111,7 @@ class StreamOperations {
   template <AtomicType T>
   void atomic(AtomicOp op, RemoteSpan<T> target, std::type_identity_t<T> operand,
               std::type_identity_t<T>* result, std::type_identity_t<T> compare = 0) const {
+    shoal::detail::check_element("atomic", "target", target.count);
     atomic_word(op, target.address, static_cast<std::uint64_t>(operand),
                 static_cast<std::uint64_t>(compare), sizeof(T), result);
   }
@@ -145,9 +147,9 @@ class StreamOperations {
 
   // Order.
 
-  /// As World::fence and World::quiet, for operations of this stream. They queue nothing while all
-  /// heaps are reached by load and store, where stream order suffices. Use them all the same: they
-  /// are needed where operations go through a network.
+  /// Order and complete the operations of this stream, as World::fence and World::quiet do those of
+  /// the host. They queue nothing while all heaps are reached by load and store, where stream order
+  /// suffices. Use them all the same: they are needed where operations go through a network.
   void fence() const;
   void quiet() const;
   /// Holds the stream until the streams of all PEs of the team have reached the same barrier. What

@@ -97,61 +97,52 @@ class StreamCollectives {
   void barrier() const;
   void sync() const { barrier(); }
 
+  // Each call does what the function of its name in shoal/collective.hpp does.
+
   void broadcast_bytes(void* target, const void* source, std::size_t bytes, Pe root) const;
-  /// `source` may be block my_pe of `target`.
+  /// In place: `source` may be block my_pe of `target`.
   void all_gather_bytes(void* target, const void* source, std::size_t bytes) const;
   void all_to_all_bytes(void* target, const void* source, std::size_t bytes) const;
-  /// Sizes and offsets are read on the GPU.
-  void all_to_all_v(const device::AllToAllV& arguments) const;
+  /// The sizes and offsets, in bytes, are read on the GPU.
+  void all_to_all_v_bytes(const device::AllToAllV& arguments) const;
 
   void reduce(ElementType type, ReduceOp op, void* target, const void* source,
               std::size_t count) const;
-  /// `target` may be block my_pe of `source`; it must not overlap `source` otherwise.
+  /// In place: `target` may be block my_pe of `source`; it must not overlap `source` otherwise.
   void reduce_scatter(ElementType type, ReduceOp op, void* target, const void* source,
                       std::size_t count) const;
 
-  // The same with spans of elements, as those of shoal/collective.hpp; reductions take the types of
-  // element_type_of.
+  // The collectives with spans of elements, as those of shoal/collective.hpp; reductions take the
+  // types of element_type_of.
 
-  template <typename T>
-  void broadcast(std::span<T> target, std::span<const std::type_identity_t<T>> source,
+  template <typename T, std::size_t N>
+  void broadcast(std::span<T, N> target, std::span<const std::type_identity_t<T>> source,
                  Pe root) const {
     shoal::detail::block_length("broadcast", target.size(), source.size(), 1, 1);
     broadcast_bytes(target.data(), source.data(), source.size_bytes(), root);
   }
-  template <typename T>
-  void all_gather(std::span<T> target, std::span<const std::type_identity_t<T>> source) const {
+  template <typename T, std::size_t N>
+  void all_gather(std::span<T, N> target, std::span<const std::type_identity_t<T>> source) const {
     shoal::detail::block_length("all_gather", target.size(), source.size(), pes(), 1);
     all_gather_bytes(target.data(), source.data(), source.size_bytes());
   }
-  template <typename T>
-  void all_to_all(std::span<T> target, std::span<const std::type_identity_t<T>> source) const {
+  template <typename T, std::size_t N>
+  void all_to_all(std::span<T, N> target, std::span<const std::type_identity_t<T>> source) const {
     const std::size_t length =
         shoal::detail::block_length("all_to_all", target.size(), source.size(), pes(), pes());
     all_to_all_bytes(target.data(), source.data(), length * sizeof(T));
   }
-  template <typename T>
-  void reduce(ReduceOp op, std::span<T> target,
+  template <typename T, std::size_t N>
+  void reduce(ReduceOp op, std::span<T, N> target,
               std::span<const std::type_identity_t<T>> source) const {
     shoal::detail::block_length("reduce", target.size(), source.size(), 1, 1);
     reduce(element_type_of<T>(), op, target.data(), source.data(), source.size());
   }
-  template <typename T>
-  void reduce_scatter(ReduceOp op, std::span<T> target,
+  template <typename T, std::size_t N>
+  void reduce_scatter(ReduceOp op, std::span<T, N> target,
                       std::span<const std::type_identity_t<T>> source) const {
     shoal::detail::block_length("reduce_scatter", target.size(), source.size(), 1, pes());
     reduce_scatter(element_type_of<T>(), op, target.data(), source.data(), target.size());
-  }
-
-  template <typename T>
-  void reduce(ReduceOp op, T* target, const std::type_identity_t<T>* source,
-              std::size_t count) const {
-    reduce(element_type_of<T>(), op, target, source, count);
-  }
-  template <typename T>
-  void reduce_scatter(ReduceOp op, T* target, const std::type_identity_t<T>* source,
-                      std::size_t count) const {
-    reduce_scatter(element_type_of<T>(), op, target, source, count);
   }
 
   // Names of version 0.1.
@@ -167,6 +158,21 @@ class StreamCollectives {
   [[deprecated("use all_to_all_bytes")]] void all_to_all(void* target, const void* source,
                                                          std::size_t bytes) const {
     all_to_all_bytes(target, source, bytes);
+  }
+  [[deprecated("use all_to_all_v_bytes")]] void all_to_all_v(
+      const device::AllToAllV& arguments) const {
+    all_to_all_v_bytes(arguments);
+  }
+  template <typename T>
+  [[deprecated("use spans, or an ElementType")]] void reduce(ReduceOp op, T* target,
+                                                             const std::type_identity_t<T>* source,
+                                                             std::size_t count) const {
+    reduce(element_type_of<T>(), op, target, source, count);
+  }
+  template <typename T>
+  [[deprecated("use spans, or an ElementType")]] void reduce_scatter(
+      ReduceOp op, T* target, const std::type_identity_t<T>* source, std::size_t count) const {
+    reduce_scatter(element_type_of<T>(), op, target, source, count);
   }
 
  private:

@@ -38,7 +38,7 @@ enum class Code {
 };
 
 /// The name of a code as written here, such as "invalid_argument".
-std::string_view name_of(Code code) noexcept;
+[[nodiscard]] std::string_view name_of(Code code) noexcept;
 
 /// A failure: a code for programs and a message for people.
 class Error : public std::runtime_error {
@@ -51,12 +51,12 @@ class Error : public std::runtime_error {
   Error(Code code, const std::string& reason)
       : std::runtime_error(reason.starts_with(kIdPrefix) ? reason : std::string(kPrefix) + reason),
         code_(code) {}
-  Code code() const noexcept { return code_; }
+  [[nodiscard]] Code code() const noexcept { return code_; }
   /// The id of the message or, where the message quotes another one, of the first that it quotes;
   /// empty without any. Valid as long as the Error.
-  std::string_view id() const noexcept;
+  [[nodiscard]] std::string_view id() const noexcept;
   /// what() without kPrefix: for use inside another message. Valid as long as the Error.
-  std::string_view reason() const noexcept {
+  [[nodiscard]] std::string_view reason() const noexcept {
     std::string_view text = what();
     if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
     return text;
@@ -67,12 +67,12 @@ class Error : public std::runtime_error {
 };
 
 /// `message` without Error::kPrefix where it starts with it: for messages that arrive as text.
-inline std::string reason_of(std::string_view message) {
+[[nodiscard]] inline std::string reason_of(std::string_view message) {
   if (message.starts_with(Error::kPrefix)) message.remove_prefix(Error::kPrefix.size());
   return std::string(message);
 }
 /// The message of any exception, without Error::kPrefix.
-inline std::string reason_of(const std::exception& error) {
+[[nodiscard]] inline std::string reason_of(const std::exception& error) {
   return reason_of(std::string_view(error.what()));
 }
 

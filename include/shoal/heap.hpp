@@ -33,6 +33,13 @@ namespace detail {
 struct ArrayMemory;
 class WorldState;
 [[noreturn]] void fail_subspan(std::size_t first, std::size_t length, std::size_t count);
+[[noreturn]] void fail_empty_span(const char* call, const char* role);
+/// Throws Error{invalid_argument} unless the remote span that is the `role` ("target") of `call`
+/// has the element that the call accesses.
+inline void check_element(const char* call, const char* role, std::size_t count) {
+  if (count == 0) [[unlikely]]
+    fail_empty_span(call, role);
+}
 }  // namespace detail
 
 /// Index of a processing element, 0-based, in the world or in a team.
@@ -50,7 +57,8 @@ struct RemoteSpan {
   RemoteAddress address;
   std::size_t count = 0;
 
-  /// Throws Error{invalid_argument} when the range leaves the span.
+  /// `length` elements from element `first` on. Throws Error{invalid_argument} when they leave the
+  /// span.
   [[nodiscard]] RemoteSpan subspan(std::size_t first, std::size_t length) const {
     if (first > count || length > count - first) detail::fail_subspan(first, length, count);
     return {{address.pe, address.offset + first * sizeof(T)}, length};
@@ -80,7 +88,7 @@ class SharedBuffer {
 /// The symmetric heap of one PE, from World::heap. Valid as long as the world is open.
 class SymmetricHeap {
  public:
-  /// Allocates `bytes` bytes on every PE, contents undefined. Collective. Returns this PE's copy;
+  /// Allocates `bytes` bytes on every PE, not initialized. Collective. Returns this PE's copy;
   /// nullptr when bytes is 0.
   ///
   /// align: `alignment` is a power of two, 1 to 2 MiB. calloc: count * size bytes, zeroed. Throws
@@ -136,7 +144,7 @@ class SymmetricHeap {
   /// outlive the world, such as those of Python.
   [[nodiscard]] std::shared_ptr<void> memory_owner() const;
 
-  /// Start of this PE's heap.
+  /// The start of this PE's heap.
   [[nodiscard]] std::byte* base() const noexcept;
   /// SHOAL_SYMMETRIC_SIZE in bytes, rounded up to pages of the host or the GPU.
   [[nodiscard]] std::size_t size() const noexcept;

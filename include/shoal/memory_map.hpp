@@ -38,7 +38,7 @@ struct MemoryRegion {
 ///
 /// Blocks of one number have the same offsets on all PEs.
 struct MemoryMap {
-  std::uint64_t world = 0;  ///< as PeRecord::world
+  std::uint64_t world = 0;  ///< equal to PeRecord::world
   Pe pe = 0;                ///< that shows the map
   std::int64_t pid = 0;
   std::uint64_t group = 0;  ///< GroupRecord::number; 0: the heap
@@ -52,20 +52,22 @@ struct MemoryMap {
 };
 
 /// The maps of this process. Empty where it has no memory for records.
-std::vector<MemoryMap> read_process_memory();
-/// The maps of all processes of this host whose records the caller may read, as read_host.
-std::vector<MemoryMap> read_host_memory();
+[[nodiscard]] std::vector<MemoryMap> read_process_memory();
+/// The maps of all processes of this host whose records the caller may read (read_host).
+[[nodiscard]] std::vector<MemoryMap> read_host_memory();
 
 /// "slots: parity 1, source rank 2, token 12, byte 40 of 14464", for an offset in the block.
-std::string describe_offset(const MemoryMap& map, std::uint64_t offset);
+[[nodiscard]] std::string describe_offset(const MemoryMap& map, std::uint64_t offset);
 /// Describes the contents of an address: one text for each process and block to which it belongs.
-std::vector<std::string> locate_address(const std::vector<MemoryMap>& maps, std::uint64_t address);
+[[nodiscard]] std::vector<std::string> locate_address(const std::vector<MemoryMap>& maps,
+                                                      std::uint64_t address);
 /// Describes the contents of an offset of the heap: one text for each block.
-std::vector<std::string> locate_offset(const std::vector<MemoryMap>& maps, std::uint64_t offset);
+[[nodiscard]] std::vector<std::string> locate_offset(const std::vector<MemoryMap>& maps,
+                                                     std::uint64_t offset);
 
 /// A table of the regions.
-std::string to_text(const MemoryMap& map);
+[[nodiscard]] std::string to_text(const MemoryMap& map);
 /// One JSON object on one line, with the fields above.
-std::string to_json(const MemoryMap& map);
+[[nodiscard]] std::string to_json(const MemoryMap& map);
 
 }  // namespace shoal::observe

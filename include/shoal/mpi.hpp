@@ -31,7 +31,8 @@ namespace shoal {
 ///
 /// Throws as connect_by_broadcast, and Error{timeout} when a rank does not come within
 /// settings.bootstrap_timeout. MPI cannot cancel the broadcast then: the program should end.
-inline std::unique_ptr<Bootstrap> connect_mpi(MPI_Comm communicator, const Settings& settings) {
+[[nodiscard]] inline std::unique_ptr<Bootstrap> connect_mpi(MPI_Comm communicator,
+                                                            const Settings& settings) {
   int initialized = 0, finalized = 0, inter = 0, rank = 0, size = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);

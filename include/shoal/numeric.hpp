@@ -24,10 +24,10 @@ namespace shoal {
 namespace detail {
 
 // std::bit_cast is no device function in all CUDA versions that we support.
-SHOAL_HOST_DEVICE constexpr float float_of_bits(std::uint32_t bits) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr float float_of_bits(std::uint32_t bits) noexcept {
   return __builtin_bit_cast(float, bits);
 }
-SHOAL_HOST_DEVICE constexpr std::uint32_t bits_of_float(float value) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr std::uint32_t bits_of_float(float value) noexcept {
   return __builtin_bit_cast(std::uint32_t, value);
 }
 
@@ -38,13 +38,13 @@ inline constexpr std::uint32_t kFloatQuietNan = 0x7fc0'0000;
 }  // namespace detail
 
 /// Keeps infinities, signed zeros and subnormals, and the sign and payload of a NaN.
-SHOAL_HOST_DEVICE constexpr float float_from_bfloat16(std::uint16_t value) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr float float_from_bfloat16(std::uint16_t value) noexcept {
   return detail::float_of_bits(static_cast<std::uint32_t>(value) << 16);
 }
 
 /// Overflow gives infinity. A NaN becomes quiet and keeps its sign and the upper part of its
 /// payload.
-SHOAL_HOST_DEVICE constexpr std::uint16_t bfloat16_from_float(float value) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr std::uint16_t bfloat16_from_float(float value) noexcept {
   const std::uint32_t bits = detail::bits_of_float(value);
   const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   // A NaN whose upper bits are zero would become infinity: set the quiet bit.
@@ -54,7 +54,7 @@ SHOAL_HOST_DEVICE constexpr std::uint16_t bfloat16_from_float(float value) noexc
 }
 
 /// Keeps infinities, signed zeros and subnormals, and the sign and payload of a NaN.
-SHOAL_HOST_DEVICE constexpr float float_from_float16(std::uint16_t value) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr float float_from_float16(std::uint16_t value) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(value & 0x8000) << 16;
   const std::uint32_t magnitude = static_cast<std::uint32_t>(value & 0x7fff) << 13;
   // The exponent bias differs by 112. Multiplying by 2^112 corrects it exactly, for subnormals too.
@@ -65,7 +65,7 @@ SHOAL_HOST_DEVICE constexpr float float_from_float16(std::uint16_t value) noexce
 
 /// Magnitudes from 65520 give infinity. A NaN becomes quiet and keeps its sign and the upper part
 /// of its payload.
-SHOAL_HOST_DEVICE constexpr std::uint16_t float16_from_float(float value) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr std::uint16_t float16_from_float(float value) noexcept {
   constexpr std::uint32_t kSmallestNormal = 0x38800000;    // 2^-14
   constexpr std::uint32_t kRoundsToInfinity = 0x477ff000;  // 65520, half way from 65504 to 2^16
   const std::uint32_t bits = detail::bits_of_float(value);
@@ -89,7 +89,7 @@ inline constexpr float kE4m3Max = 448.0f;
 inline constexpr std::uint8_t kE4m3Nan = 0x7f;
 
 /// 0x7f and 0xff give a quiet NaN with that sign.
-SHOAL_HOST_DEVICE constexpr float float_from_e4m3(std::uint8_t code) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr float float_from_e4m3(std::uint8_t code) noexcept {
   const std::uint32_t magnitude = code & 0x7fu;
   const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80u) << 24;
   const std::uint32_t normal = (magnitude << 20) + (120u << 23);
@@ -100,7 +100,7 @@ SHOAL_HOST_DEVICE constexpr float float_from_e4m3(std::uint8_t code) noexcept {
 
 /// Saturates: magnitudes above 448, infinity included, give 448 with the sign of the value. A NaN
 /// gives 0x7f.
-SHOAL_HOST_DEVICE constexpr std::uint8_t e4m3_from_float(float value) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr std::uint8_t e4m3_from_float(float value) noexcept {
   constexpr std::uint32_t kLargest = 0x43e0'0000;         // 448
   constexpr std::uint32_t kSmallestNormal = 0x3c80'0000;  // 2^-6
   const std::uint32_t bits = detail::bits_of_float(value);
@@ -118,7 +118,7 @@ SHOAL_HOST_DEVICE constexpr std::uint8_t e4m3_from_float(float value) noexcept {
 
 /// UE8M0, the scale format of block-scaled FP8: code c is 2^(c - 127); 0xff is NaN. Low-latency
 /// dispatch packs four codes into an int32, the first group in the lowest byte.
-SHOAL_HOST_DEVICE constexpr float float_from_ue8m0(std::uint8_t code) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr float float_from_ue8m0(std::uint8_t code) noexcept {
   constexpr std::uint32_t kLowest = 0x40'0000;  // 2^-127, a subnormal float
   const std::uint32_t exponent = static_cast<std::uint32_t>(code) << 23;
   return detail::float_of_bits(code == 0xff ? detail::kFloatQuietNan
@@ -128,7 +128,7 @@ SHOAL_HOST_DEVICE constexpr float float_from_ue8m0(std::uint8_t code) noexcept {
 
 /// The exponent of |value|: exact for powers of two from 2^-127 to 2^127, else rounded down to one.
 /// 0 and other magnitudes below 2^-126 give 2^-127; infinity and NaN give NaN.
-SHOAL_HOST_DEVICE constexpr std::uint8_t ue8m0_from_float(float value) noexcept {
+[[nodiscard]] SHOAL_HOST_DEVICE constexpr std::uint8_t ue8m0_from_float(float value) noexcept {
   return static_cast<std::uint8_t>(detail::bits_of_float(value) >> 23);
 }
 

@@ -56,7 +56,7 @@ struct LaunchRecord {
   std::string operation;
   std::vector<PhaseRecord> phases;
   std::int64_t end_ns = 0;
-  std::uint64_t rows = 0, bytes = 0;  ///< as those of its OperationRecord; 0: low latency
+  std::uint64_t rows = 0, bytes = 0;  ///< equal to those of its OperationRecord; 0: low latency
 };
 
 /// Durations of one phase. Bucket i counts those of 2^i to 2^(i+1) - 1 ns; the last one also longer
@@ -133,15 +133,15 @@ struct PeRecord {
 
 /// The PEs of this process. Never throws for a lack of records: those of a process without memory
 /// for them are missing.
-std::vector<PeRecord> read_process();
+[[nodiscard]] std::vector<PeRecord> read_process();
 /// The PEs of all processes of this host whose records the caller may read: those of its user, and
 /// for root all. Sorted by world, then PE.
-std::vector<PeRecord> read_host();
+[[nodiscard]] std::vector<PeRecord> read_host();
 
 /// One JSON object on one line, with the fields above.
-std::string to_json(const PeRecord& pe);
+[[nodiscard]] std::string to_json(const PeRecord& pe);
 /// The record in such text. Throws Error{invalid_argument} for text of other formats.
-PeRecord from_json(const std::string& text);
+[[nodiscard]] PeRecord from_json(const std::string& text);
 /// Writes the record of `world`'s PE to `directory`/shoal_flight_<pe>.json and returns that name.
 /// Throws Error{system} when the file cannot be written, Error{unsupported} without a record.
 std::string write_flight_record(const World& world, const std::string& directory);
@@ -150,11 +150,11 @@ std::string write_flight_record(const World& world, const std::string& directory
 /// then PE. A file that is no record is skipped with a warning in the log. Throws
 /// Error{invalid_argument} for a folder without such files, and, naming a file, for one without any
 /// record.
-std::vector<PeRecord> read_files(const std::string& folder);
+[[nodiscard]] std::vector<PeRecord> read_files(const std::string& folder);
 
 /// Describes who waits for whom: for each group whose ranks wait, the rank at the end of each chain
 /// of waits, what it does, the ranks that wait for it and their phases. `records` may come from
 /// several hosts; ranks without a record are reported as such.
-std::string who_waits(const std::vector<PeRecord>& records);
+[[nodiscard]] std::string who_waits(const std::vector<PeRecord>& records);
 
 }  // namespace shoal::observe

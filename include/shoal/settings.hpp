@@ -137,17 +137,18 @@ struct Settings {
   /// The defaults, overridden by the SHOAL_* variables that are set, or by their NVSHMEM_* aliases
   /// when only those are set. Throws Error{invalid_argument} naming the variable, its value and the
   /// allowed form.
-  static Settings from_environment();
+  [[nodiscard]] static Settings from_environment();
 
-  /// Like from_environment, with `lookup` instead of the environment (nullopt: not set). For tests
-  /// and tools.
-  static Settings from(const std::function<std::optional<std::string>(const std::string&)>& lookup);
+  /// Does what from_environment does, with `lookup` instead of the environment (nullopt: not set).
+  /// For tests and tools.
+  [[nodiscard]] static Settings from(
+      const std::function<std::optional<std::string>(const std::string&)>& lookup);
 
-  /// The field `launcher` alone.
-  static std::map<std::string, std::string> launcher_environment();
+  /// The value of the field `launcher` in from_environment.
+  [[nodiscard]] static std::map<std::string, std::string> launcher_environment();
 
   /// True if the symmetric heap is in GPU memory (SHOAL_HEAP=cuda).
-  bool heap_on_gpu() const noexcept { return heap == "cuda"; }
+  [[nodiscard]] bool heap_on_gpu() const noexcept { return heap == "cuda"; }
 
   /// Checks every field against the table, for programs that fill fields by hand. Throws as
   /// from_environment.
@@ -172,10 +173,10 @@ struct SettingInfo {
 };
 
 /// All settings, in the order of the documentation.
-std::span<const SettingInfo> settings_table();
+[[nodiscard]] std::span<const SettingInfo> settings_table();
 
 /// "integer", "bytes", "milliseconds" or "text".
-std::string_view type_of(const SettingInfo& info);
+[[nodiscard]] std::string_view type_of(const SettingInfo& info);
 
 /// The effect of an environment variable.
 enum class VariableUse : std::uint8_t {
@@ -191,19 +192,21 @@ struct EnvironmentVariable {
 };
 
 /// The variables of this process that are meant for Shoal, NVSHMEM or DeepEP, by name.
-std::vector<EnvironmentVariable> inspect_environment();
-/// Like inspect_environment, for `variables` (name to value). For tests and tools.
-std::vector<EnvironmentVariable> inspect_environment(
+[[nodiscard]] std::vector<EnvironmentVariable> inspect_environment();
+/// The entries of `variables` (name to value) that are meant for Shoal, NVSHMEM or DeepEP. For
+/// tests and tools.
+[[nodiscard]] std::vector<EnvironmentVariable> inspect_environment(
     const std::map<std::string, std::string>& variables);
 /// One sentence for each variable that does not do what its user may expect. The variables of
 /// NVSHMEM without an equivalent share one, and those of DeepEP another.
-std::vector<std::string> environment_warnings(std::span<const EnvironmentVariable> variables);
+[[nodiscard]] std::vector<std::string> environment_warnings(
+    std::span<const EnvironmentVariable> variables);
 
 /// The value of one row, as the user would write it. Secrets print as "(set)" or "(not set)".
-std::string format_value(const SettingInfo& info, const Settings& settings);
+[[nodiscard]] std::string format_value(const SettingInfo& info, const Settings& settings);
 
 /// Parses "512", "64K", "1.5G": a number with an optional K, M, G, T (powers of 1024) and optional
 /// B or iB. nullopt when malformed, negative, or above 2^63 - 1.
-std::optional<std::size_t> parse_bytes(std::string_view text);
+[[nodiscard]] std::optional<std::size_t> parse_bytes(std::string_view text);
 
 }  // namespace shoal

@@ -32,7 +32,7 @@ struct TeamState;
 /// uses the team must be complete by then. free() releases it at once.
 class Team {
  public:
-  /// Invalid, as on PEs outside the team.
+  /// An invalid team, which is also what PEs outside a new team get.
   Team() = default;
 
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
@@ -81,8 +81,8 @@ class Team {
  private:
   friend struct detail::Access;
   explicit Team(std::shared_ptr<detail::TeamState> state) : state_(std::move(state)) {}
-  /// Throws Error{closed} when the team is destroyed or its world is closed,
-  /// Error{invalid_argument} when the team is invalid.
+  /// The state of an open team. Throws Error{closed} when the team is destroyed or its world is
+  /// closed, Error{invalid_argument} when the team is invalid.
   detail::TeamState& state() const;
 
   std::shared_ptr<detail::TeamState> state_;

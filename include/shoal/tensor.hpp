@@ -6,7 +6,8 @@
 //   shoal::TensorView view(rows.data(), shoal::DataType::bfloat16, {128, 7168});  // on the host
 //   view.device = {shoal::DeviceKind::cuda, 0};                                   // on GPU 0
 //
-// A call takes a ConstTensorView for what it reads and a TensorView for what it writes.
+// Calls take a ConstTensorView for memory that they read and a TensorView for memory that they
+// write. A shape that is known at run time is a span: a vector or an array of std::int64_t.
 // shoal/numeric.hpp converts the floating-point formats that C++ has no type for.
 #pragma once
 
@@ -25,7 +26,7 @@
 
 namespace shoal {
 
-/// Element types. A tensor of type none is undefined: an absent argument or result.
+/// Element types. A tensor of type none is undefined: as an argument it means "not given".
 enum class DataType : std::uint8_t {
   none = 0,
   float32,
@@ -67,21 +68,25 @@ struct TensorLayout {
   TensorLayout() = default;
   /// Contiguous, row-major, on the host. Throws Error{invalid_argument} for more than kMaxRank
   /// dimensions, for a negative one, and for more than 2^63 - 1 bytes.
+  TensorLayout(DataType dtype, std::span<const std::int64_t> shape);
   TensorLayout(DataType dtype, std::initializer_list<std::int64_t> shape);
 
   [[nodiscard]] bool defined() const noexcept { return dtype != DataType::none; }
   [[nodiscard]] std::int64_t size() const noexcept;  ///< number of elements
   [[nodiscard]] std::size_t bytes() const noexcept;  ///< size() times the element size
   [[nodiscard]] bool contiguous() const noexcept;    ///< row-major without gaps
-  [[nodiscard]] std::string describe() const;        ///< for messages: "bfloat16 [128, 7168]"
+  /// A text for messages: "bfloat16 [128, 7168]", or "undefined".
+  [[nodiscard]] std::string describe() const;
 };
 
-/// A view of memory that a call may write: outputs. It does not own the memory.
+/// A view of memory that a call may write: the type of outputs. It does not own the memory.
 struct TensorView : TensorLayout {
   void* data = nullptr;
 
   TensorView() = default;
   /// A contiguous, row-major view on the host. Throws as TensorLayout's constructor.
+  TensorView(void* memory, DataType type, std::span<const std::int64_t> extents)
+      : TensorLayout(type, extents), data(memory) {}
   TensorView(void* memory, DataType type, std::initializer_list<std::int64_t> extents)
       : TensorLayout(type, extents), data(memory) {}
   template <typename T>
@@ -98,16 +103,18 @@ struct TensorView : TensorLayout {
   }
 };
 
-/// A view of memory that a call only reads: inputs. Made from any TensorView or Tensor as well; it
-/// does not keep the memory of a Tensor alive.
+/// A view of memory that a call only reads: the type of inputs. Every TensorView and Tensor
+/// converts to it. It does not keep the memory of a Tensor alive.
 struct ConstTensorView : TensorLayout {
   const void* data = nullptr;
 
   ConstTensorView() = default;
   /// A contiguous, row-major view on the host. Throws as TensorLayout's constructor.
+  ConstTensorView(const void* memory, DataType type, std::span<const std::int64_t> extents)
+      : TensorLayout(type, extents), data(memory) {}
   ConstTensorView(const void* memory, DataType type, std::initializer_list<std::int64_t> extents)
       : TensorLayout(type, extents), data(memory) {}
-  /// A view to write can always be read.
+  /// A view of the same memory for reading.
   ConstTensorView(const TensorView& view) : TensorLayout(view), data(view.data) {}
 
   template <typename T>
@@ -123,8 +130,9 @@ struct Tensor : TensorView {
   Tensor() = default;
   Tensor(const TensorView& view, std::shared_ptr<void> owned)
       : TensorView(view), owner(std::move(owned)) {}
-  /// Undefined host memory, 64-byte aligned. Throws as TensorLayout's constructor,
-  /// Error{exhausted}.
+  /// A tensor in new host memory, 64-byte aligned, whose values are not initialized. Throws as
+  /// TensorLayout's constructor, and Error{exhausted} when there is no memory.
+  [[nodiscard]] static Tensor empty(DataType dtype, std::span<const std::int64_t> shape);
   [[nodiscard]] static Tensor empty(DataType dtype, std::initializer_list<std::int64_t> shape);
 };
 

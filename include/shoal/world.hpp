@@ -79,9 +79,29 @@ struct InitPhase {
   std::chrono::nanoseconds waited{};
 };
 
+namespace detail {
+
+/// A range that a std::span can be made of.
+template <typename Range>
+concept ContiguousRange = requires(Range& range) { std::span(range); };
+/// Its element type, without const.
+template <ContiguousRange Range>
+using ElementOf = typename decltype(std::span(std::declval<Range&>()))::value_type;
+/// A view for reading elements of the type that Range has. Range is deduced from another argument,
+/// so that every range of such elements converts to the view.
+template <ContiguousRange Range>
+using ElementsLike = std::span<const ElementOf<Range>>;
+
+}  // namespace detail
+
 /// The type of atomics and waits.
 template <typename T>
 concept AtomicType = std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
+
+/// A contiguous range of such words: a span, an array, a vector.
+template <typename Range>
+concept AtomicRange =
+    detail::ContiguousRange<const Range> && AtomicType<detail::ElementOf<const Range>>;
 
 /// A world, or a closed handle. The example above shows its use.
 class World {
@@ -91,8 +111,9 @@ class World {
   /// Starts the world. Collective over all of its PEs. A failure on one PE makes the call throw on
   /// all of them, with that PE's message, within SHOAL_BOOTSTRAP_TIMEOUT_MS.
   [[nodiscard]] static World open(WorldOptions options = WorldOptions::from_environment());
-  /// open on a thread of its own, so that the program can do other work meanwhile. get() of the
-  /// future throws what open throws. Any one thread may use the world.
+  /// Calls open on a thread of its own, so that the program can do other work meanwhile. get() of
+  /// the future throws what open throws; the destructor of the future waits until open returns. Any
+  /// one thread may use the world.
   [[nodiscard]] static std::future<World> open_async(
       WorldOptions options = WorldOptions::from_environment());
 
@@ -154,7 +175,8 @@ class World {
     check_counts(target.count, source.size());
     put_bytes(target.address, source.data(), source.size_bytes());
   }
-  /// Copies `source` to `target`, which has as many elements. Throws as put.
+  /// Copies `source` to `target`, which has as many elements. Throws Error{invalid_argument} when
+  /// the counts differ.
   template <typename T>
   void get(std::span<std::type_identity_t<T>> target, RemoteSpan<T> source) const {
     check_counts(target.size(), source.count);
@@ -172,35 +194,39 @@ class World {
     check_counts(target.size(), source.count);
     get_bytes_nbi(target.data(), source.address, target.size_bytes());
   }
-  /// One element; T is trivially copyable.
+  /// put_value and get_value copy one element, the first of the remote span; T is trivially
+  /// copyable. They throw Error{invalid_argument} when the span is empty.
   template <typename T>
   void put_value(RemoteSpan<T> target, std::type_identity_t<T> value) const {
+    detail::check_element("put_value", "target", target.count);
     put_bytes(target.address, &value, sizeof value);
   }
   template <typename T>
   [[nodiscard]] T get_value(RemoteSpan<T> source) const {
+    detail::check_element("get_value", "source", source.count);
     T value;
     get_bytes(&value, source.address, sizeof value);
     return value;
   }
-  /// `count` elements, `target_stride` and `source_stride` elements apart, both at least 1.
+  /// Copies `count` elements, `target_stride` and `source_stride` elements apart, both at least 1.
+  /// Throws Error{invalid_argument} when they leave the remote span.
   template <typename T>
   void put_strided(RemoteSpan<T> target, std::ptrdiff_t target_stride,
                    const std::type_identity_t<T>* source, std::ptrdiff_t source_stride,
                    std::size_t count) const {
     check_strided(target.count, target_stride, source_stride, count);
-    put_strided_bytes(target.address, target_stride * sizeof(T), source, source_stride * sizeof(T),
-                      sizeof(T), count);
+    put_strided_bytes(target.address, static_cast<std::size_t>(target_stride) * sizeof(T), source,
+                      static_cast<std::size_t>(source_stride) * sizeof(T), sizeof(T), count);
   }
   template <typename T>
   void get_strided(T* target, std::ptrdiff_t target_stride, RemoteSpan<T> source,
                    std::ptrdiff_t source_stride, std::size_t count) const {
     check_strided(source.count, source_stride, target_stride, count);
-    get_strided_bytes(target, target_stride * sizeof(T), source.address, source_stride * sizeof(T),
-                      sizeof(T), count);
+    get_strided_bytes(target, static_cast<std::size_t>(target_stride) * sizeof(T), source.address,
+                      static_cast<std::size_t>(source_stride) * sizeof(T), sizeof(T), count);
   }
 
-  // The same by address, in bytes.
+  // Put and get by address, with sizes and strides in bytes.
 
   void put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const;
   void get_bytes(void* target, RemoteAddress source, std::size_t bytes) const;
@@ -211,17 +237,19 @@ class World {
   void get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source,
                          std::size_t source_stride, std::size_t element, std::size_t count) const;
 
-  // Atomics on words of 4 or 8 bytes at a multiple of their size. Each returns the value before.
+  // Atomics on words of 4 or 8 bytes at a multiple of their size. Each acts on the first element of
+  // its target, returns the value before, and throws Error{invalid_argument} for an empty span.
 
-  /// `compare` is what compare_swap expects.
+  /// The operation `op`; `compare` is the value that compare_swap expects.
   template <AtomicType T>
   T atomic(AtomicOp op, RemoteSpan<T> target, std::type_identity_t<T> operand,
            std::type_identity_t<T> compare = 0) const {
+    detail::check_element("atomic", "target", target.count);
     return static_cast<T>(atomic_word(op, target.address, static_cast<std::uint64_t>(operand),
                                       static_cast<std::uint64_t>(compare), sizeof(T)));
   }
   template <AtomicType T>
-  T atomic_fetch(RemoteSpan<T> target) const {
+  [[nodiscard]] T atomic_fetch(RemoteSpan<T> target) const {
     return atomic(AtomicOp::fetch, target, 0);
   }
   template <AtomicType T>
@@ -253,11 +281,12 @@ class World {
                         std::type_identity_t<T> desired) const {
     return atomic(AtomicOp::compare_swap, target, desired, expected);
   }
-  /// The same by address; `width` is 4 or 8, and narrow values are in the low half.
+  /// The atomic operation by address; `width` is 4 or 8, and narrow values are in the low half.
   std::uint64_t atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
                             std::uint64_t compare, std::size_t width) const;
 
-  // Signals: 64-bit words of the heap.
+  // Signals: 64-bit words of the heap. Each call signals the first element of its span and throws
+  // Error{invalid_argument} when the span is empty.
 
   void signal(RemoteSpan<std::uint64_t> target, SignalOp op, std::uint64_t value) const;
   void signal_set(RemoteSpan<std::uint64_t> target, std::uint64_t value) const {
@@ -285,10 +314,12 @@ class World {
   }
 
   // Wait and test on variables of this PE's heap that other PEs write (OpenSHMEM 1.5, section
-  // 9.10). `values` has one element for all variables, or one per variable. `skip` is empty or has
-  // an element per variable: a nonzero element leaves its variable out. When every variable is left
-  // out, wait_any returns no_index and wait_some nothing, at once. wait_any rotates its starting
-  // point, so that no variable starves.
+  // 9.10). `variables` is a contiguous range of words, such as SymmetricArray::span. `values` has
+  // one element for all variables, or one per variable. `skip` is empty or has an element per
+  // variable: a nonzero element leaves its variable out. When every variable is left out, wait_any
+  // returns no_index and wait_some nothing, at once. wait_any rotates its starting point, so that
+  // no variable starves. The calls deduce the type of the words; a type that is written out, as
+  // version 0.1 needed it for some ranges, has no effect.
 
   /// The result of wait_any and test_any when no variable compares as asked.
   static constexpr std::size_t no_index = static_cast<std::size_t>(-1);
@@ -301,40 +332,39 @@ class World {
   [[nodiscard]] bool test(const T* variable, Compare compare, std::type_identity_t<T> value) const {
     return test_all(std::span<const T>(variable, 1), compare, std::span<const T>(&value, 1), {});
   }
-  template <AtomicType T>
-  void wait_all(std::span<const T> variables, Compare compare,
-                std::span<const std::type_identity_t<T>> values,
+  template <typename = void, AtomicRange Variables>
+  void wait_all(const Variables& variables, Compare compare, detail::ElementsLike<Variables> values,
                 std::span<const int> skip = {}) const {
     wait_words(words(variables, values, skip), compare, Quorum::all);
   }
-  template <AtomicType T>
-  [[nodiscard]] bool test_all(std::span<const T> variables, Compare compare,
-                              std::span<const std::type_identity_t<T>> values,
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] bool test_all(const Variables& variables, Compare compare,
+                              detail::ElementsLike<Variables> values,
                               std::span<const int> skip = {}) const {
     return test_words(words(variables, values, skip), compare, Quorum::all).satisfied;
   }
-  template <AtomicType T>
-  std::size_t wait_any(std::span<const T> variables, Compare compare,
-                       std::span<const std::type_identity_t<T>> values,
-                       std::span<const int> skip = {}) const {
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] std::size_t wait_any(const Variables& variables, Compare compare,
+                                     detail::ElementsLike<Variables> values,
+                                     std::span<const int> skip = {}) const {
     return first(wait_words(words(variables, values, skip), compare, Quorum::any));
   }
-  template <AtomicType T>
-  [[nodiscard]] std::size_t test_any(std::span<const T> variables, Compare compare,
-                                     std::span<const std::type_identity_t<T>> values,
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] std::size_t test_any(const Variables& variables, Compare compare,
+                                     detail::ElementsLike<Variables> values,
                                      std::span<const int> skip = {}) const {
     return first(test_words(words(variables, values, skip), compare, Quorum::any));
   }
   /// Waits for at least one variable, and returns the indices of all that compare as asked.
-  template <AtomicType T>
-  std::vector<std::size_t> wait_some(std::span<const T> variables, Compare compare,
-                                     std::span<const std::type_identity_t<T>> values,
-                                     std::span<const int> skip = {}) const {
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] std::vector<std::size_t> wait_some(const Variables& variables, Compare compare,
+                                                   detail::ElementsLike<Variables> values,
+                                                   std::span<const int> skip = {}) const {
     return wait_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
-  template <AtomicType T>
-  [[nodiscard]] std::vector<std::size_t> test_some(std::span<const T> variables, Compare compare,
-                                                   std::span<const std::type_identity_t<T>> values,
+  template <typename = void, AtomicRange Variables>
+  [[nodiscard]] std::vector<std::size_t> test_some(const Variables& variables, Compare compare,
+                                                   detail::ElementsLike<Variables> values,
                                                    std::span<const int> skip = {}) const {
     return test_words(words(variables, values, skip), compare, Quorum::some).indices;
   }
@@ -349,7 +379,7 @@ class World {
  private:
   friend struct detail::Access;
   explicit World(std::shared_ptr<detail::WorldState> state) : state_(std::move(state)) {}
-  /// Throws Error{closed} when closed.
+  /// The state of an open world. Throws Error{closed} when it is closed.
   detail::WorldState& state() const;
 
   /// Variables of either width, so that the wait loops are compiled once.
@@ -366,7 +396,7 @@ class World {
     std::vector<std::size_t> indices;
   };
   template <typename T>
-  static Words words(std::span<const T> variables, std::span<const T> values,
+  static Words words(std::span<const std::type_identity_t<T>> variables, std::span<const T> values,
                      std::span<const int> skip) {
     return {variables.data(),    values.data(), variables.size(), values.size(), sizeof(T),
             std::is_signed_v<T>, skip};

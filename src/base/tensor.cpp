@@ -60,6 +60,9 @@ std::string_view name_of(DataType dtype) noexcept {
 }
 
 TensorLayout::TensorLayout(DataType dtype_in, std::initializer_list<std::int64_t> shape_in)
+    : TensorLayout(dtype_in, std::span(shape_in.begin(), shape_in.size())) {}
+
+TensorLayout::TensorLayout(DataType dtype_in, std::span<const std::int64_t> shape_in)
     : dtype(dtype_in), rank(static_cast<int>(shape_in.size())) {
   require(shape_in.size() <= kMaxRank, Code::invalid_argument,
           "SHOAL-N107: a tensor of {} dimensions; at most {} are allowed", shape_in.size(),
@@ -103,11 +106,16 @@ bool TensorLayout::contiguous() const noexcept {
 }
 
 std::string TensorLayout::describe() const {
+  if (!defined()) return "undefined";
   return fmt::format("{} [{}]", name_of(dtype),
                      fmt::join(shape.begin(), shape.begin() + rank, ", "));
 }
 
 Tensor Tensor::empty(DataType dtype, std::initializer_list<std::int64_t> shape) {
+  return empty(dtype, std::span(shape.begin(), shape.size()));
+}
+
+Tensor Tensor::empty(DataType dtype, std::span<const std::int64_t> shape) {
   TensorView view(nullptr, dtype, shape);
   const std::size_t bytes = view.bytes();
   void* memory = ::operator new(bytes == 0 ? 64 : bytes, std::align_val_t{64}, std::nothrow);

@@ -15,8 +15,8 @@ ep::LowLatencyDispatchOptions low_latency_dispatch_options(
   return {
       .quantize = enumeration(c.quantize, ep::Quantize::fp8_ue8m0, call,
                               "shoal_ep_low_latency_dispatch_options.quantize"),
-      .expert_counts = optional_view_of(c.expert_counts, call,
-                                        "shoal_ep_low_latency_dispatch_options.expert_counts"),
+      .tokens_per_expert = optional_view_of(c.expert_counts, call,
+                                            "shoal_ep_low_latency_dispatch_options.expert_counts"),
       .wait_ns = optional_view_of(c.wait_ns, call, "shoal_ep_low_latency_dispatch_options.wait_ns"),
       .weights = optional_view_of(c.weights, call, "shoal_ep_low_latency_dispatch_options.weights"),
       .defer_receive = c.defer_receive != 0,

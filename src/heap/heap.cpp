@@ -327,6 +327,10 @@ void fail_subspan(std::size_t first, std::size_t length, std::size_t count) {
        first, count);
 }
 
+void fail_empty_span(const char* call, const char* role) {
+  fail(Code::invalid_argument, "SHOAL-N794: {}: an empty span as {}", call, role);
+}
+
 /// Keeps the memory of an array readable, also after the world is closed.
 struct ArrayMemory {
   std::shared_ptr<void> owner;

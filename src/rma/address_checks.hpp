@@ -69,7 +69,7 @@ inline std::size_t checked_word(const WorldState& world, const char* what, Remot
 
 inline std::size_t checked_signal(const WorldState& world, const char* what,
                                   RemoteSpan<std::uint64_t> flag) {
-  require(flag.count >= 1, Code::invalid_argument, "SHOAL-N794: {}: an empty span as signal", what);
+  check_element(what, "signal", flag.count);
   return checked_word(world, what, flag.address, sizeof(std::uint64_t));
 }
 

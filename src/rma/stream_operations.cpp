@@ -236,7 +236,7 @@ void StreamOperations::put_small(RemoteAddress target, const void* value, std::s
                                  std::size_t count) const {
   const DeviceSide& device = side();
   const WorldState& world = state_of(world_);
-  require(count >= 1, Code::invalid_argument, "SHOAL-N794: put_value: an empty span as target");
+  detail::check_element("put_value", "target", count);
   const std::size_t offset = checked(world, "put_value", target, bytes);
   require(offset % bytes == 0, Code::invalid_argument,
           "SHOAL-N805: put_value: offset {} of PE {} is not a multiple of the value's {} bytes",

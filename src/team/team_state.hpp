@@ -14,6 +14,10 @@
 #include "shoal/error.hpp"
 #include "shoal/heap.hpp"
 
+namespace shoal {
+using detail::state_of;  // by its short name in Shoal's own sources
+}
+
 namespace shoal::detail {
 
 class WorldState;

@@ -29,6 +29,10 @@
 #include "shoal/detail/access.hpp"
 #include "shoal/world.hpp"
 
+namespace shoal {
+using detail::state_of;  // by its short name in Shoal's own sources
+}
+
 namespace shoal::detail {
 
 class DeviceSide;

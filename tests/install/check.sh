@@ -106,6 +106,9 @@ void old_names(shoal::Team& team, void* to, const void* from, const std::size_t*
   on.broadcast(to, from, 8, 0);
   on.all_gather(to, from, 8);
   on.all_to_all(to, from, 8);
+  on.all_to_all_v({});
+  on.reduce(shoal::ReduceOp::sum, flags, flags, 2);
+  on.reduce_scatter(shoal::ReduceOp::sum, flags, flags, 2);
   stream.put_when(flags, 1, {}, from, 8, {}, 1);
   stream.take_when(flags, 1, to, from, 8, {}, 1);
   stream.wait_for_all(team, flags, 1);
@@ -119,6 +122,65 @@ c++ -std=c++20 -Wall -Wextra -I "$work/prefix/include" -c "$work/user/old_names.
 lines=$(sed -n 's/.*old_names\.cpp:\([0-9]*\):.*deprecated: use .*/\1/p' "$work/messages" | sort -u | wc -l)
 statements=$(sed -n '/^  team\.destroy/,/^}/p' "$work/user/old_names.cpp" | grep -c ';$')
 [ "$lines" = "$statements" ] || { echo "of $statements old names $lines give a warning" >&2; cat "$work/messages" >&2; exit 1; }
+
+# Templates of the headers convert without warnings, and take spans of any extent.
+cat > "$work/user/templates.cpp" <<'TEXT'
+#include <array>
+#include <shoal/collective.hpp>
+#include <shoal/cuda_collective.hpp>
+#include <shoal/ep/group.hpp>
+#include <vector>
+
+using shoal::Compare;
+
+template <typename T>
+void with(const shoal::World& world, const shoal::cuda::StreamOperations& stream,
+          shoal::RemoteSpan<T> remote, std::vector<T>& local) {
+  world.put(remote, local);
+  world.get(std::span(local), remote);
+  world.put_value(remote, local[0]);
+  local[0] = world.get_value(remote);
+  world.put_strided(remote, 2, local.data(), 1, 1);
+  world.get_strided(local.data(), 1, remote, 2, 1);
+  local[0] = world.atomic_compare_swap(remote, local[0], local[1]);
+  stream.put_value(remote, local[0]);
+  stream.put_strided(remote, 2, local.data(), 1, 1);
+  stream.get_strided(local.data(), 1, remote, 2, 1);
+  stream.atomic(shoal::AtomicOp::add, remote, local[0], local.data());
+  world.wait_all(local, Compare::equal, std::array{local[0]});
+  if (world.wait_any(std::span(local), Compare::equal, local) == shoal::World::no_index) return;
+  if (world.test_some(std::span<T, 2>(local), Compare::equal, local).empty()) return;
+}
+template void with<int>(const shoal::World&, const shoal::cuda::StreamOperations&,
+                        shoal::RemoteSpan<int>, std::vector<int>&);
+template void with<unsigned long>(const shoal::World&, const shoal::cuda::StreamOperations&,
+                                  shoal::RemoteSpan<unsigned long>, std::vector<unsigned long>&);
+
+void collectives(const shoal::Team& team, const shoal::cuda::StreamCollectives& on,
+                 std::span<float, 4> all, std::span<float> some) {
+  using shoal::ReduceOp;
+  shoal::broadcast(team, all, some, 0);
+  shoal::all_gather(team, all, some);
+  shoal::all_to_all(team, all, some);
+  shoal::reduce(team, ReduceOp::sum, all, some);
+  shoal::reduce_scatter(team, ReduceOp::sum, all, some);
+  on.broadcast(all, some, 0);
+  on.all_gather(all, some);
+  on.all_to_all(all, some);
+  on.reduce(ReduceOp::sum, all, some);
+  on.reduce_scatter(ReduceOp::sum, all, some);
+}
+
+shoal::ep::Routing routed(shoal::ep::Group& group, const std::vector<std::int64_t>& shape) {
+  const shoal::ConstTensorView topk_idx(nullptr, shoal::DataType::int64, shape);
+  if (shape.size() == 1) return group.route(topk_idx);
+  if (shape.size() == 3) return group.route(topk_idx, {.sms = 4});
+  return group.route(topk_idx, {});
+}
+TEXT
+for compiler in c++ $(command -v clang++ clang++-19 | head -n 1 || true); do
+  "$compiler" -std=c++20 -Wall -Wextra -Wconversion -Wsign-conversion -Werror -I "$work/prefix/include" -fsyntax-only "$work/user/templates.cpp"
+done
 
 # Headers: each names the standard it needs, and compiles alone.
 include=(-I "$work/prefix/include")
@@ -151,8 +213,8 @@ while read -r header; do
     shoal/shmem/*.h) asks_for shmem.h ;;
     shoal/nvshmem/*.h) asks_for nvshmem.h ;;
     *.hpp)
-      compiles_alone "c++ -std=c++20 -Wconversion" .cpp
-      [ -z "$clang" ] || compiles_alone "$clang -std=c++20 -Wconversion" .cpp
+      compiles_alone "c++ -std=c++20 -Wconversion -Wsign-conversion" .cpp
+      [ -z "$clang" ] || compiles_alone "$clang -std=c++20 -Wconversion -Wsign-conversion" .cpp
       ;;
     *.h) compiles_alone "cc -std=c11" .c ;;
   esac

@@ -47,9 +47,10 @@ struct Given {
   shoal::SymmetricArray<std::uint64_t> flag;
   std::span<const float> source;
   shoal::cuda::Stream stream;
-  shoal::ep::Group group;
+  shoal::ep::Group group, next;
+  shoal::ep::Routing routing;
   shoal::ep::Dispatched received;
-  shoal::TensorView x, logits, topk_idx, topk_weights;
+  shoal::TensorView x, y, logits, topk_idx, topk_weights;
   std::size_t hidden;
 """
 

@@ -184,7 +184,7 @@ Layer::ExpertOutput CudaLayer::apply_experts(const ep::Dispatched& rows) {
       1, std::accumulate(expert_load_.begin(), expert_load_.end(), std::int64_t{0}));
   ep::ExpandOptions expand{.x = rows.x,
                            .topk_idx = reserve(topk_idx_, DataType::int64, {received, top_k}),
-                           .expert_counts = rows.device_counts->tokens_per_expert,
+                           .tokens_per_expert = rows.device_counts->tokens_per_expert,
                            .expert_ends = *rows.device_counts->expert_ends,
                            .weights = reserve(topk_weights_, DataType::float32, {received, top_k}),
                            .scales = rows.scales.value_or(Tensor()),

@@ -9,8 +9,7 @@
 
 #include <shoal/config.hpp>
 
-namespace shoal {
-namespace detail {
+namespace shoal::detail {
 
 /// The one friend of handles such as World, Team and ep::Handle.
 struct Access {
@@ -24,12 +23,10 @@ struct Access {
   }
 };
 
-}  // namespace detail
-
 /// The state of a handle. A closed World or Team throws as its calls do.
 template <typename Handle>
 decltype(auto) state_of(const Handle& handle) {
-  return detail::Access::state(handle);
+  return Access::state(handle);
 }
 
-}  // namespace shoal
+}  // namespace shoal::detail

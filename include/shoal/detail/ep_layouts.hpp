@@ -26,7 +26,8 @@ struct AnyDispatched {
   Tensor expert_first_row;  ///< expert-major
   std::vector<std::int64_t> rows_per_source, tokens_per_expert;
   std::int64_t rows = 0;
-  Tensor row_count, expert_counts, expert_ends, source_ends;  ///< DeviceCounts
+  /// ReceivedCounts, by the names of the interfaces in C and Python.
+  Tensor row_count, expert_counts, expert_ends, source_ends;
   Handle handle;
 };
 

@@ -54,7 +54,7 @@ class StreamSteps : public cuda::StreamOperations {
   // They hide the base's forwards of version 0.1.
   // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
-  /// A put, then the flag set to `value`, when `*ready` is at least `at_least`. `ready` is a signal
+  /// Puts, then sets the flag to `value`, once `*ready` is at least `at_least`. `ready` is a signal
   /// of this PE's heap that the target's PE sets; nullptr: at once. One kernel for few bytes; else
   /// a wait, a copy by a copy engine and a signal.
   void put_when(const std::uint64_t* ready, std::uint64_t at_least, RemoteAddress target,

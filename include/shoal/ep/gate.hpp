@@ -70,11 +70,12 @@ struct GateArrays {
 [[nodiscard]] Gated gate(const ConstTensorView& logits, const ConstTensorView& bias,
                          const GateOptions& options);
 
-/// The same into arrays of the caller; tensors all on the host or all on one GPU.
+/// Applies the gate and writes the results to arrays of the caller; tensors all on the host or all
+/// on one GPU.
 ///
 /// On GPUs the call returns when its kernel is queued on the stream, which can be captured. It does
 /// not read values: a token with a NaN or +infinity gets indices of -1 and weights of NaN. Throws
-/// Error{invalid_argument} as above, and for arrays of another shape, dtype or place;
+/// Error{invalid_argument} as the other form does, and for arrays of another shape, dtype or place;
 /// Error{unsupported} for more than 4096 experts on a GPU and in a build without CUDA.
 void gate(const ConstTensorView& logits, const ConstTensorView& bias, const GateOptions& options,
           const GateArrays& to);

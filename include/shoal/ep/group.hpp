@@ -49,6 +49,7 @@
 #include <memory>
 #include <vector>
 
+#include <shoal/ep/future.hpp>       // IWYU pragma: export
 #include <shoal/ep/low_latency.hpp>  // IWYU pragma: export
 #include <shoal/ep/normal.hpp>       // IWYU pragma: export
 #include <shoal/ep/options.hpp>      // IWYU pragma: export
@@ -62,9 +63,6 @@ namespace detail {
 struct GroupState;
 }
 
-/// Completion of an operation on the host, which dispatch_async and combine_async can wait for.
-using Future = std::shared_future<void>;
-
 /// Counters since the group was made.
 ///
 /// Times are those of the calling thread, waits included. On GPUs a call counts when it is queued
@@ -74,9 +72,9 @@ using Future = std::shared_future<void>;
 /// as on the host.
 struct Statistics {
   std::uint64_t dispatches = 0, combines = 0, low_latency_dispatches = 0, low_latency_combines = 0;
-  /// By dispatches: one for each rank that gets a token; expert-major one for each expert.
-  std::uint64_t rows_sent = 0;
-  std::uint64_t rows_received = 0;  ///< likewise
+  /// Rows that dispatches sent and received: one for each rank that gets a token; expert-major one
+  /// for each expert.
+  std::uint64_t rows_sent = 0, rows_received = 0;
   std::chrono::nanoseconds dispatch_time{}, combine_time{}, low_latency_dispatch_time{},
       low_latency_combine_time{};
   /// Time spent waiting for other ranks. On the host, a part of the times above; on GPUs, of the
@@ -115,7 +113,7 @@ class Group {
 
   [[nodiscard]] const Team& team() const;
   [[nodiscard]] const GroupOptions& options() const;
-  /// E / R.
+  /// The number of experts on each rank, E / R.
   [[nodiscard]] std::int32_t local_experts() const;
 
   // Normal mode.
@@ -123,10 +121,15 @@ class Group {
   /// Computes where tokens go. Local and pure.
   ///
   /// topk_idx: int64 or int32 [tokens, top_k]; -1: none. Throws Error{invalid_argument} for an
-  /// index outside the experts and for an expert that occurs twice in a row, naming the token.
-  [[nodiscard]] Routing route(const ConstTensorView& topk_idx, const Launch& launch = {}) const;
-  /// Also fills the arrays of `options`.
-  [[nodiscard]] Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) const;
+  /// index outside the experts and for an expert that occurs twice in a row, naming the token. The
+  /// arrays of `options` are filled as well.
+  [[nodiscard]] Routing route(const ConstTensorView& topk_idx,
+                              const RouteOptions& options = {}) const;
+  /// Calls route with RouteOptions{.launch = launch}. A template, so that {} are RouteOptions.
+  template <typename = void>
+  [[nodiscard]] Routing route(const ConstTensorView& topk_idx, const Launch& launch) const {
+    return route(topk_idx, RouteOptions{.launch = launch});
+  }
 
   /// Sends each token to the ranks that hold its experts.
   ///
@@ -141,8 +144,8 @@ class Group {
   [[nodiscard]] Dispatched dispatch(const ConstTensorView& x, const Handle& handle,
                                     const DispatchOptions& options = {});
 
-  /// Sends each token to its experts: as dispatch, in the layout of grouped products. A token
-  /// travels once for each expert (expand: once for each rank).
+  /// Sends each token to its experts, in the layout of grouped products. A token travels once for
+  /// each expert (expand: once for each rank). Arguments and errors are those of dispatch.
   [[nodiscard]] ExpertMajorDispatched dispatch_expert_major(const ConstTensorView& x,
                                                             const Routing& routing,
                                                             const ExpertMajorOptions& options = {});
@@ -181,16 +184,34 @@ class Group {
   Combined combine(const ConstTensorView& y, const Handle& handle,
                    const CombineOptions& options = {});
 
-  /// The same on the group's own thread, where operations run one after another, each
-  /// after `after` when that is given. Inputs must stay valid and unchanged until the future is
-  /// ready. get() throws what the operation threw.
+  // Asynchronous forms. The calls return at once; the operations run on the group's own thread, one
+  // after another. Each begins after `after`, where that is given, and fails with its error. Inputs
+  // must stay valid and unchanged until the future is ready. get() of the future throws what the
+  // operation threw. A future may be dropped: the operation runs all the same, because other ranks
+  // take part in it. Calls that are not asynchronous first wait for the operations queued before.
+  //
+  //   auto receiving = group.dispatch_async(x, routing);
+  //   auto again = group.dispatch_async(x, received.handle);  // in the layout of `received`
+  //   const auto first = receiving.get();                     // throws what dispatch throws
+  //   const auto output = group.combine_async(first.x, first.handle).get().x;
+
+  /// Runs dispatch on the group's own thread.
   [[nodiscard]] std::future<Dispatched> dispatch_async(const ConstTensorView& x,
                                                        const Routing& routing,
                                                        const DispatchOptions& options = {},
                                                        Future after = {});
+  [[nodiscard]] std::future<Dispatched> dispatch_async(const ConstTensorView& x,
+                                                       const Handle& handle,
+                                                       const DispatchOptions& options = {},
+                                                       Future after = {});
+  /// Runs dispatch_expert_major on the group's own thread.
   [[nodiscard]] std::future<ExpertMajorDispatched> dispatch_expert_major_async(
       const ConstTensorView& x, const Routing& routing, const ExpertMajorOptions& options = {},
       Future after = {});
+  [[nodiscard]] std::future<ExpertMajorDispatched> dispatch_expert_major_async(
+      const ConstTensorView& x, const Handle& handle, const ExpertMajorOptions& options = {},
+      Future after = {});
+  /// Runs combine on the group's own thread.
   [[nodiscard]] std::future<Combined> combine_async(const ConstTensorView& y, const Handle& handle,
                                                     const CombineOptions& options = {},
                                                     Future after = {});
@@ -220,9 +241,9 @@ class Group {
   ///
   /// Waits until the other ranks have fetched what the combine before last left in this memory, and
   /// throws as low_latency_combine does when they do not.
-  TensorView next_combine_buffer();
+  [[nodiscard]] TensorView next_combine_buffer();
 
-  /// By rank: 1 for a rank that low-latency operations leave out.
+  /// The masked ranks: element i is 1 when low-latency operations leave rank i out, else 0.
   ///
   /// With GroupOptions::mask_failed, ranks that waited for a rank that timed out mask it; it masks
   /// them in turn when it finds out.
@@ -231,7 +252,7 @@ class Group {
   /// operation meanwhile can be brought back; one that missed some stays out of step. Throws
   /// Error{invalid_argument} without mask_failed, for this rank, and out of range.
   void set_mask(std::int32_t rank, bool masked);
-  /// Unmasks all ranks, as set_mask does one.
+  /// Unmasks all ranks. The conditions are those of set_mask.
   void clear_masks();
 
   // Both modes.

@@ -54,7 +54,7 @@ class LowLatencyHandle {
 struct LowLatencyDispatchOptions {
   Quantize quantize = Quantize::fp8;
   /// int32 [E / R]; optional: the rows received per expert are added to it.
-  TensorView expert_counts{};
+  TensorView tokens_per_expert{};
   /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
   TensorView wait_ns{};
   /// float32 [tokens, top_k]; optional: the weights of the later combine, which then travel with
@@ -86,17 +86,26 @@ struct LowLatencyReceived {
   LowLatencyHandle handle;
 };
 
-/// A low-latency dispatch whose rows have been sent. No core or SM is held until receive.
+/// A low-latency dispatch whose rows have been sent. No core or SM is held until receive. Movable,
+/// not copyable.
+///
+/// An object may be destroyed before receive(), also by assigning another one to it. The group then
+/// takes the operation over: a later low-latency call of this rank receives the rows, in the order
+/// of the sends, and discards them, since other ranks wait until they are read. The arrays and the
+/// stream of the options are no longer used. An error of that receive is logged, or thrown by the
+/// later call if it ends the group.
 class PendingDispatch {
  public:
-  PendingDispatch() = default;
+  PendingDispatch() = default;  ///< empty: ready() and receive() throw Error{invalid_argument}
+  PendingDispatch(PendingDispatch&&) noexcept = default;
+  PendingDispatch& operator=(PendingDispatch&&) noexcept = default;
   /// Whether receive() would return without waiting (on a GPU: for more than the last stores of a
   /// row, a microsecond), or the group's timeout has passed.
   [[nodiscard]] bool ready() const;
   /// Waits for the rows of all ranks. Throws Error{invalid_argument} when called again,
   /// Error{timeout} naming the rank that is late (with mask_failed, continues without it), and
   /// Error{mismatch} when ranks passed different options.
-  LowLatencyReceived receive();
+  [[nodiscard]] LowLatencyReceived receive();
 
  private:
   friend struct shoal::detail::Access;
@@ -107,28 +116,36 @@ class PendingDispatch {
 };
 
 struct LowLatencyCombineOptions {
-  /// Rows travel as LogFMT-10, 10 bits per channel.
+  /// The rows travel as LogFMT-10, 10 bits per channel.
   bool log_fmt = false;
   /// y lies in Group::next_combine_buffer, so it need not be copied. Not with log_fmt.
   bool zero_copy = false;
   Reduction reduction = Reduction::automatic;
   /// bfloat16 [tokens, hidden]; optional: the memory of the result.
   TensorView out{};
-  /// As in LowLatencyDispatchOptions.
+  /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
   TensorView wait_ns{};
+  /// false: the receive is queued at once after the send, and receive() returns the result. All
+  /// earlier ones must have been received. true: receive() queues it.
   bool defer_receive = true;
   Launch launch{};
 };
 
-/// A low-latency combine whose rows have been sent.
+/// A low-latency combine whose rows have been sent. Movable, not copyable. An object that is
+/// destroyed before receive() leaves the operation to the group, as a PendingDispatch does; `out`
+/// is then not written.
 class PendingCombine {
  public:
-  PendingCombine() = default;
-  /// As PendingDispatch::ready.
+  PendingCombine() = default;  ///< empty: ready() and receive() throw Error{invalid_argument}
+  PendingCombine(PendingCombine&&) noexcept = default;
+  PendingCombine& operator=(PendingCombine&&) noexcept = default;
+  /// Whether receive() would return without waiting, or the group's timeout has passed
+  /// (PendingDispatch::ready).
   [[nodiscard]] bool ready() const;
-  /// Waits for the rows of all ranks and returns their sums, bfloat16 [tokens, hidden]. Throws as
-  /// PendingDispatch::receive. With zero_copy, other ranks may still read y after this returns;
-  /// next_combine_buffer waits for them before it returns the same memory again.
+  /// Waits for the rows of all ranks and returns their sums, bfloat16 [tokens, hidden], in `out`
+  /// when that is given. Throws as PendingDispatch::receive does. With zero_copy, other ranks may
+  /// still read y after this returns; next_combine_buffer waits for them before it returns the same
+  /// memory again.
   Tensor receive();
 
  private:

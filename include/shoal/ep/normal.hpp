@@ -30,11 +30,11 @@ class Handle {
   [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
   /// True for the layout of a dispatch_expert_major.
   [[nodiscard]] bool expert_major() const;
-  /// As `rows` of the result; -1 where that is absent.
-  [[nodiscard]] std::int64_t received_rows() const;
+  /// The rows that hold tokens: `rows` of the result, absent where that is absent.
+  [[nodiscard]] std::optional<std::int64_t> received_rows() const;
   /// Rows of the result, and of the expert output: unused ones included.
   [[nodiscard]] std::int64_t result_rows() const;
-  /// Tokens that this rank sent.
+  /// The number of tokens that this rank sent.
   [[nodiscard]] std::int64_t tokens() const;
 
  private:
@@ -74,29 +74,33 @@ struct DispatchOptions {
 /// Error{exhausted} on all ranks; with worst_case_rows it may take the room of several
 /// (GroupOptions::live_results).
 struct ExpertMajorOptions {
-  /// As in DispatchOptions.
+  /// float32 [tokens, top_k]; optional. Travels with the rows.
   ConstTensorView weights{};
-  /// As in DispatchOptions.
+  /// float32 or int32 [tokens, n], any strides; optional. Travels with the rows: the scales of
+  /// float8 rows.
   ConstTensorView scales{};
   /// Blocks start at a multiple of it. 1 to 65,536. A cached handle brings its own along.
   std::int32_t alignment = 1;
-  /// As in DispatchOptions, with gaps between blocks. At most R * max_tokens * min(top_k, E / R) +
-  /// E / R * (alignment - 1).
+  /// Above 0: results have exactly this many rows, gaps between blocks included, so that no size
+  /// has to reach the host. At most R * max_tokens * min(top_k, E / R) + E / R * (alignment - 1).
   std::int64_t worst_case_rows = 0;
-  /// As in DispatchOptions.
+  /// Results lie in ordinary memory of their own instead of the heap.
   bool copy_out = false;
-  /// As in DispatchOptions.
+  /// The result is read only by work that is queued before the next call or replay of this group,
+  /// and released then, so that it may lie where captured dispatches write. No effect on the host.
   bool transient = false;
   Launch launch{};
 };
 
-/// Counts of received rows in device memory, int32, on GPUs.
-struct DeviceCounts {
+/// Counts of the rows that a rank received, int32 in device memory. UnpackOptions and ExpandOptions
+/// have the same names.
+struct ReceivedCounts {
   Tensor rows;               ///< [1]
   Tensor tokens_per_expert;  ///< [E / R], not rounded
-  /// [E / R]: sums of the rounded counts up to each local expert. Not with a cached handle.
+  /// [E / R]: sums of the rounded counts up to each local expert. Absent with a cached handle.
   std::optional<Tensor> expert_ends;
-  /// [R]: sums of the rows of each source rank up to it. Rank-major, not with a cached handle.
+  /// [R]: sums of the rows of the source ranks up to each one. Absent in expert-major results and
+  /// with a cached handle.
   std::optional<Tensor> source_ends;
 };
 
@@ -122,14 +126,15 @@ struct Dispatched {
   std::optional<std::vector<std::int64_t>> rows_per_source;
   /// [E / R], rounded up to expert_alignment. Absent with worst_case_rows or a cached handle.
   std::optional<std::vector<std::int64_t>> tokens_per_expert;
-  std::optional<DeviceCounts> device_counts;  ///< on GPUs
+  std::optional<ReceivedCounts> device_counts;  ///< on GPUs
   Handle handle;
 };
 
 /// The rows that a rank received, expert-major: the blocks of its experts, ascending. The block of
 /// an expert starts at a multiple of ExpertMajorOptions::alignment and lists its tokens by source
 /// rank, then token. Memory and strides are those of Dispatched. Gaps between blocks hold -1 in
-/// topk_idx and source_token and 0 in topk_weights; rows of x and scales there are undefined.
+/// topk_idx and source_token and 0 in topk_weights; rows of x and scales there are not
+/// initialized.
 struct ExpertMajorDispatched {
   Tensor x;                      ///< [rows, hidden], dtype of the input
   std::optional<Tensor> scales;  ///< [rows, n]; when ExpertMajorOptions::scales is given
@@ -149,19 +154,19 @@ struct ExpertMajorDispatched {
   /// [E / R]: the lengths of the blocks, padding included. Absent with worst_case_rows or a cached
   /// handle.
   std::optional<std::vector<std::int64_t>> tokens_per_expert;
-  std::optional<DeviceCounts> device_counts;  ///< on GPUs
+  std::optional<ReceivedCounts> device_counts;  ///< on GPUs
   Handle handle;
 };
 
-/// Where Group::unpack copies what travelled beside the rows of a dispatch. Each array is optional;
-/// it has the shape of the field of the result or its device_counts with its name, any strides, and
-/// its device.
+/// Where Group::unpack copies what travelled beside the rows of a dispatch. Each array is optional.
+/// It has the shape and the device of the field with its name, for the last three in device_counts
+/// (ReceivedCounts), and any strides.
 struct UnpackOptions {
-  TensorView scales{};                                       ///< float32 or int32
-  TensorView topk_idx{};                                     ///< int64
-  TensorView topk_weights{};                                 ///< float32
-  TensorView source_token{};                                 ///< int32
-  TensorView expert_counts{}, expert_ends{}, source_ends{};  ///< int32; on GPUs
+  TensorView scales{};                                           ///< float32 or int32
+  TensorView topk_idx{};                                         ///< int64
+  TensorView topk_weights{};                                     ///< float32
+  TensorView source_token{};                                     ///< int32
+  TensorView tokens_per_expert{}, expert_ends{}, source_ends{};  ///< int32; on GPUs
   /// Rows of Dispatched::x without a token become 0 (DispatchOptions::worst_case_rows); else they
   /// hold anything. Rank-major results only.
   bool clear_unused = false;
@@ -173,14 +178,15 @@ struct UnpackOptions {
 /// otherwise; E is the number of local experts.
 ///
 /// The block of expert e starts at expert_ends[e - 1] (0 for the first one) and holds
-/// expert_counts[e] rows in the order of x; padding follows up to expert_ends[e].
+/// tokens_per_expert[e] rows in the order of x; padding follows up to expert_ends[e].
 struct ExpandOptions {
   ConstTensorView x{};         ///< [rows, n]; rows a multiple of 16 bytes
   ConstTensorView topk_idx{};  ///< int64 [rows, top_k]: local experts; -1: no copy
-  /// int32 [1], optional: only the first rows, as many as this says, have copies.
-  ConstTensorView row_count{};
-  ConstTensorView expert_counts{}, expert_ends{};  ///< int32 [E]; DeviceCounts'
-  ConstTensorView weights{};                       ///< float32 [rows, top_k]; optional
+  /// int32 [1], optional: the number of rows of x that have copies, from the first on
+  /// (ReceivedCounts::rows).
+  ConstTensorView rows{};
+  ConstTensorView tokens_per_expert{}, expert_ends{};  ///< int32 [E], of ReceivedCounts
+  ConstTensorView weights{};                           ///< float32 [rows, top_k]; optional
   ConstTensorView scales{};  ///< float32 or int32 [rows, m]; optional. Elements of a row contiguous
 
   /// int32 [rows, top_k], result: the copy of each top-k slot, -1: none. CombineOptions::topk_rows

@@ -57,7 +57,7 @@ struct GroupOptions {
   /// Low-latency operations continue without ranks that time out (Group::masked). A rank may then
   /// leave early: Group::close and World::close warn where the other ranks do not come.
   bool mask_failed = false;
-  /// Of every wait of this group; 0: SHOAL_TIMEOUT_MS.
+  /// The limit of every wait of this group; 0: SHOAL_TIMEOUT_MS.
   std::chrono::milliseconds timeout{0};
   /// Threads of this PE that move rows on the host backend; 0: SHOAL_EP_THREADS.
   std::int32_t threads = 0;
@@ -90,7 +90,7 @@ struct SizeHint {
 /// Throws Error{invalid_argument} for options outside their limits.
 [[nodiscard]] SizeHint size_hint(const GroupOptions& options, std::int32_t ranks,
                                  DeviceKind heap = DeviceKind::host, std::int32_t nodes = 1);
-/// The low-latency part alone.
+/// SizeHint::low_latency alone, by the fields of GroupOptions that determine it.
 [[nodiscard]] std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden,
                                                 std::int32_t ranks, std::int32_t experts,
                                                 std::int32_t top_k = 8,

@@ -31,7 +31,7 @@ class Routing {
     std::vector<std::int32_t> tokens_per_node;    ///< [N]; a token counts once per node
     std::vector<std::int32_t> tokens_per_expert;  ///< [E]
   };
-  /// The same in device memory, int32, in stream order after route.
+  /// Tokens by destination in device memory, int32, in stream order after route.
   struct DeviceCounts {
     Tensor tokens_per_rank;    ///< [R]
     Tensor tokens_per_node;    ///< [N]

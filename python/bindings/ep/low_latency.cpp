@@ -79,7 +79,7 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
     if (name == "quantize")
       options.quantize = quantize_from(kCall, value);
     else if (name == "expert_counts")
-      options.expert_counts = phase.arrays.write(value, "expert_counts");
+      options.tokens_per_expert = phase.arrays.write(value, "expert_counts");
     else if (name == "wait_ns")
       options.wait_ns = phase.arrays.write(value, "wait_ns");
     else if (name == "weights") {

@@ -357,12 +357,13 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
   nb::class_<ep::Handle>(
       module, "Handle",
       "The layout of a dispatch, for its combine and for later dispatches of the same routing."_doc)
-      .def_prop_ro("received_rows", &ep::Handle::received_rows,
-                   "Rows that the dispatch received; Dispatched.rows."_doc)
+      .def_prop_ro(
+          "received_rows", [](const ep::Handle& self) { return self.received_rows().value_or(-1); },
+          "Rows that the dispatch received; Dispatched.rows."_doc)
       .def("__repr__", [](const ep::Handle& self) {
-        return self.received_rows() < 0
-                   ? std::string("shoal.ep.Handle(rows counted on the GPU)")
-                   : fmt::format("shoal.ep.Handle({} rows received)", self.received_rows());
+        const std::optional<std::int64_t> rows = self.received_rows();
+        return rows ? fmt::format("shoal.ep.Handle({} rows received)", *rows)
+                    : std::string("shoal.ep.Handle(rows counted on the GPU)");
       });
   bind_routing(module);
   bind_dispatched(module);

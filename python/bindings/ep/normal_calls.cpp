@@ -81,8 +81,8 @@ void count_on_host(const ep::detail::AnyDispatched& received, const ep::UnpackOp
   for (std::size_t rank = 0; rank < received.rows_per_source.size(); ++rank)
     to.source_ends.as<std::int32_t>()[rank] = ends +=
         static_cast<std::int32_t>(received.rows_per_source[rank]);
-  auto* const counts = to.expert_counts.as<std::int32_t>();
-  const std::int64_t experts = to.expert_counts.shape[0];
+  auto* const counts = to.tokens_per_expert.as<std::int32_t>();
+  const std::int64_t experts = to.tokens_per_expert.shape[0];
   std::fill_n(counts, experts, 0);
   const auto* const indices = to.topk_idx.as<std::int64_t>();
   for (std::int64_t i = 0; i < rows * top_k; ++i)
@@ -204,8 +204,8 @@ ep::ExpandOptions NormalCalls::expansion(const CallReceived& sent, const CallLay
   ep::ExpandOptions options;
   options.x = view_of_new(sent.x, element, count, hidden_);
   options.topk_idx = view_of_new(topk_idx, DataType::int64, count, top_k_);
-  options.row_count = counts(ranks_ - 1, 1);
-  options.expert_counts = counts(ranks_, local_experts_);
+  options.rows = counts(ranks_ - 1, 1);
+  options.tokens_per_expert = counts(ranks_, local_experts_);
   options.expert_ends = counts(ranks_ + local_experts_, local_experts_);
   if (!sent.topk_weights.is_none())
     options.weights = view_of_new(sent.topk_weights, DataType::float32, count, top_k_);
@@ -258,7 +258,8 @@ NormalCalls::SideTensors NormalCalls::allocate_side(std::int64_t rows,
   const TensorView all = view_of_new(made.layout, DataType::int32, counts + rows, -1);
   std::int64_t next = 0;
   for (const auto& [part, extent] :
-       {std::pair{&made.to.source_ends, ranks_}, std::pair{&made.to.expert_counts, local_experts_},
+       {std::pair{&made.to.source_ends, ranks_},
+        std::pair{&made.to.tokens_per_expert, local_experts_},
         std::pair{&made.to.expert_ends, local_experts_}, std::pair{&made.to.source_token, rows}}) {
     *part = all;
     part->data = all.as<std::int32_t>() + next;
@@ -295,7 +296,7 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
     ep::UnpackOptions to = side.to;
     to.clear_unused = clear_unused;
     const bool on_host = device_.kind == DeviceKind::host;
-    if (on_host) to.source_ends = to.expert_counts = to.expert_ends = {};
+    if (on_host) to.source_ends = to.tokens_per_expert = to.expert_ends = {};
     ep::detail::unpack(group_, received, to);
     if (on_host && is_new && counts == Counts::yes)
       count_on_host(received, side.to, count, top_k_, options.expert_alignment);

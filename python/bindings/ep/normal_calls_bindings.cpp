@@ -20,7 +20,8 @@ void bind_layouts(nb::module_& module) {
           "rows", [](const CallLayout& self) { return self.handle.result_rows(); },
           "Rows of the result, unused ones included."_doc)
       .def_prop_ro(
-          "received", [](const CallLayout& self) { return self.handle.received_rows(); },
+          "received",
+          [](const CallLayout& self) { return self.handle.received_rows().value_or(-1); },
           "Rows with tokens; -1 on GPUs with worst_case_rows."_doc)
       .def_prop_ro(
           "tokens", [](const CallLayout& self) { return self.handle.tokens(); },

@@ -266,7 +266,7 @@ void StreamCollectives::all_to_all_bytes(void* target, const void* source,
   spread(call, stream_, target, source, bytes, false);
 }
 
-void StreamCollectives::all_to_all_v(const device::AllToAllV& arguments) const {
+void StreamCollectives::all_to_all_v_bytes(const device::AllToAllV& arguments) const {
   const StreamCall call(team_, Operation::all_to_all_v);
   const std::size_t n = call.n_pes();
   for (const auto& [what, table] : {std::pair{"send_bytes", arguments.send_bytes},

@@ -45,7 +45,7 @@ record::Operation operation_of(const PendingCombineState&) {
 }
 
 void forget_memory(LowLatencyDispatchOptions& options) {
-  options.expert_counts = options.wait_ns = {};
+  options.tokens_per_expert = options.wait_ns = {};
   options.weights = {};
   options.launch = {};
 }

@@ -128,10 +128,10 @@ Result typed(AnyDispatched&& any) {
   result.rows_per_source = present(std::move(any.rows_per_source), sources);
   result.tokens_per_expert = present(std::move(any.tokens_per_expert), experts);
   if (any.row_count.defined())
-    result.device_counts = DeviceCounts{.rows = std::move(any.row_count),
-                                        .tokens_per_expert = std::move(any.expert_counts),
-                                        .expert_ends = present(std::move(any.expert_ends)),
-                                        .source_ends = present(std::move(any.source_ends))};
+    result.device_counts = ReceivedCounts{.rows = std::move(any.row_count),
+                                          .tokens_per_expert = std::move(any.expert_counts),
+                                          .expert_ends = present(std::move(any.expert_ends)),
+                                          .source_ends = present(std::move(any.source_ends))};
   result.handle = std::move(any.handle);
   if constexpr (requires { result.expert_first_row; })
     result.expert_first_row = std::move(any.expert_first_row);
@@ -212,10 +212,10 @@ bool Handle::expert_major() const {
   return state_->expert_alignment > 0;
 }
 
-std::int64_t Handle::received_rows() const {
+std::optional<std::int64_t> Handle::received_rows() const {
   require(state_ != nullptr, Code::invalid_argument,
           "SHOAL-N530: received_rows: the handle is empty");
-  return state_->received;
+  return detail::present(state_->received, state_->received >= 0);
 }
 
 std::int64_t Handle::result_rows() const {
@@ -227,10 +227,6 @@ std::int64_t Handle::result_rows() const {
 std::int64_t Handle::tokens() const {
   require(state_ != nullptr, Code::invalid_argument, "SHOAL-N530: tokens: the handle is empty");
   return state_->routing->tokens;
-}
-
-Routing Group::route(const ConstTensorView& topk_idx, const Launch& launch) const {
-  return route(topk_idx, RouteOptions{.launch = launch});
 }
 
 Routing Group::route(const ConstTensorView& topk_idx, const RouteOptions& options) const {
@@ -302,6 +298,16 @@ std::future<Dispatched> Group::dispatch_async(const ConstTensorView& x, const Ro
       });
 }
 
+std::future<Dispatched> Group::dispatch_async(const ConstTensorView& x, const Handle& handle,
+                                              const DispatchOptions& options, Future after) {
+  return detail::submit(
+      *this, "dispatch_async", std::move(after), [x, handle, options](detail::GroupState& group) {
+        detail::check_layout(handle, false);
+        return detail::typed<Dispatched>(
+            detail::run_dispatch(group, x, nullptr, &handle, detail::any(options)));
+      });
+}
+
 std::future<ExpertMajorDispatched> Group::dispatch_expert_major_async(
     const ConstTensorView& x, const Routing& routing, const ExpertMajorOptions& options,
     Future after) {
@@ -309,6 +315,17 @@ std::future<ExpertMajorDispatched> Group::dispatch_expert_major_async(
                         [x, routing, options](detail::GroupState& group) {
                           return detail::typed<ExpertMajorDispatched>(detail::run_dispatch(
                               group, x, &routing, nullptr, detail::any(options)));
+                        });
+}
+
+std::future<ExpertMajorDispatched> Group::dispatch_expert_major_async(
+    const ConstTensorView& x, const Handle& handle, const ExpertMajorOptions& options,
+    Future after) {
+  return detail::submit(*this, "dispatch_expert_major_async", std::move(after),
+                        [x, handle, options](detail::GroupState& group) {
+                          detail::check_layout(handle, true);
+                          return detail::typed<ExpertMajorDispatched>(detail::run_dispatch(
+                              group, x, nullptr, &handle, detail::any(options)));
                         });
 }
 

@@ -270,9 +270,9 @@ void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& 
           Code::invalid_argument,
           "SHOAL-N580: {}: hidden is {}; float8 rows must be a multiple of 16 bytes", call,
           group.shape.hidden);
-  if (options.expert_counts.defined())
-    check_tensor(group, call, "expert_counts", options.expert_counts, {group.shape.local_experts},
-                 {DataType::int32});
+  if (options.tokens_per_expert.defined())
+    check_tensor(group, call, "tokens_per_expert (in C and Python expert_counts)",
+                 options.tokens_per_expert, {group.shape.local_experts}, {DataType::int32});
   check_wait_ns(group, call, options.wait_ns);
   if (options.weights.defined())
     check_tensor(group, call, "weights", options.weights, {topk_idx.shape[0], group.shape.top_k},

@@ -75,13 +75,12 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
                {DataType::int64});
   check_tensor(group, kCall, "ExpandOptions.topk_rows", options.topk_rows, {rows, top_k},
                {DataType::int32});
-  check_tensor(group, kCall, "ExpandOptions.expert_counts", options.expert_counts,
+  check_tensor(group, kCall, "ExpandOptions.tokens_per_expert", options.tokens_per_expert,
                {shape.local_experts}, {DataType::int32});
   check_tensor(group, kCall, "ExpandOptions.expert_ends", options.expert_ends,
                {shape.local_experts}, {DataType::int32});
-  if (options.row_count.defined())
-    check_tensor(group, kCall, "ExpandOptions.row_count", options.row_count, {1},
-                 {DataType::int32});
+  if (options.rows.defined())
+    check_tensor(group, kCall, "ExpandOptions.rows", options.rows, {1}, {DataType::int32});
   if (options.block_ends.defined())
     check_tensor(group, kCall, "ExpandOptions.block_ends", options.block_ends,
                  {shape.local_experts}, {DataType::int32});
@@ -100,13 +99,13 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
 void expand_on_host(const ExpandOptions& options) {
   const std::int64_t copies = options.out.shape[0], top_k = options.topk_idx.shape[1];
   const std::int64_t rows =
-      options.row_count.defined()
-          ? std::min<std::int64_t>(options.x.shape[0], *options.row_count.as<std::int32_t>())
+      options.rows.defined()
+          ? std::min<std::int64_t>(options.x.shape[0], *options.rows.as<std::int32_t>())
           : options.x.shape[0];
   if (options.numbered) check_numbers(options, rows * top_k);
   const std::size_t row_bytes =
       static_cast<std::size_t>(options.x.shape[1]) * size_of(options.x.dtype);
-  const auto* const counts = options.expert_counts.as<std::int32_t>();
+  const auto* const counts = options.tokens_per_expert.as<std::int32_t>();
   const auto* const ends = options.expert_ends.as<std::int32_t>();
   const std::int64_t experts = options.expert_ends.shape[0];
   auto* const topk_rows = options.topk_rows.as<std::int32_t>();

@@ -31,7 +31,7 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatc
   add("topk_idx", received.topk_idx, to.topk_idx);
   add("topk_weights", received.topk_weights, to.topk_weights);
   add("source_token", received.source_token, to.source_token);
-  add("expert_counts", received.expert_counts, to.expert_counts);
+  add("tokens_per_expert", received.expert_counts, to.tokens_per_expert);
   add("expert_ends", received.expert_ends, to.expert_ends);
   add("source_ends", received.source_ends, to.source_ends);
   require(

@@ -24,7 +24,7 @@ namespace {
 /// Sets the rows of a result that hold no token to 0.
 void clear_unused(const detail::AnyDispatched& received) {
   const TensorView& x = received.x;
-  const std::int64_t used = received.handle.received_rows();
+  const std::int64_t used = received.handle.received_rows().value();
   const std::size_t row_bytes = static_cast<std::size_t>(x.shape[1]) * size_of(x.dtype);
   std::memset(x.as<std::byte>() + static_cast<std::size_t>(used) * row_bytes, 0,
               static_cast<std::size_t>(x.shape[0] - used) * row_bytes);

@@ -133,14 +133,14 @@ auto unpack_fields_of(const Result& got) {
     TensorView ep::UnpackOptions::* array;
   };
   using To = ep::UnpackOptions;
-  const auto counts = got.device_counts.value_or(ep::DeviceCounts());
+  const auto counts = got.device_counts.value_or(ep::ReceivedCounts());
   std::optional<Tensor> per_expert;
   if (got.device_counts) per_expert = counts.tokens_per_expert;
   return std::array<Field, 7>{{{"scales", got.scales, &To::scales},
                                {"topk_idx", got.topk_idx, &To::topk_idx},
                                {"topk_weights", got.topk_weights, &To::topk_weights},
                                {"source_token", got.source_token, &To::source_token},
-                               {"expert_counts", per_expert, &To::expert_counts},
+                               {"tokens_per_expert", per_expert, &To::tokens_per_expert},
                                {"expert_ends", counts.expert_ends, &To::expert_ends},
                                {"source_ends", counts.source_ends, &To::source_ends}}};
 }

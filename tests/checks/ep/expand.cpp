@@ -162,8 +162,8 @@ void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tens
     ep::ExpandOptions options;
     options.x = x;
     options.topk_idx = topk_idx;
-    if (c.unused > 0) options.row_count = row_count;
-    options.expert_counts = counts;
+    if (c.unused > 0) options.rows = row_count;
+    options.tokens_per_expert = counts;
     options.expert_ends = ends;
     if (c.weights) options.weights = weights, options.out_weights = out_weights;
     if (c.scales > 0) options.scales = scales, options.out_scales = out_scales;
@@ -202,7 +202,7 @@ void check_foreign_numbers(ep::Group& group, const TensorMover& tensors) {
   ep::ExpandOptions options;
   options.x = rows_on;
   options.topk_idx = topk_idx;
-  options.expert_counts = options.expert_ends = counts_on;
+  options.tokens_per_expert = options.expert_ends = counts_on;
   options.topk_rows = numbers_on;
   options.numbered = true;
   options.out = memory;

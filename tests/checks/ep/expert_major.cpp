@@ -167,8 +167,7 @@ class ExpertMajorRound::Round {
     const bool sizes_here = got.x.device.kind == DeviceKind::host || !call_.worst_case;
     expect(got.rows == (sizes_here ? std::optional(rows) : std::nullopt),
            fmt::format("rows is {}, expected {}{}", got.rows.value_or(-1), rows, where));
-    expect(got.handle.received_rows() == got.rows.value_or(-1),
-           "received_rows() differs from rows");
+    expect(got.handle.received_rows() == got.rows, "received_rows() differs from rows");
     expect(got.handle.expert_major(), "the handle is not of an expert-major layout");
     expect(
         got.rows_per_source == (sizes_here ? std::optional(wanted_.rows_per_source) : std::nullopt),
@@ -181,14 +180,14 @@ class ExpertMajorRound::Round {
            "device_counts" + where);
     compare("expert_first_row" + where, got.expert_first_row, DataType::int32, wanted_.first_row);
     if (got.device_counts)
-      compare("row_count" + where, got.device_counts->rows, DataType::int32,
+      compare("rows" + where, got.device_counts->rows, DataType::int32,
               std::vector{static_cast<std::int32_t>(rows)});
 
     if (got.device_counts) {
       std::vector<std::int32_t> counts(case_.local_experts());
       for (const std::int64_t local : wanted_.topk_idx)
         if (local >= 0) ++counts[local];
-      compare("expert_counts" + where, got.device_counts->tokens_per_expert, DataType::int32,
+      compare("tokens_per_expert" + where, got.device_counts->tokens_per_expert, DataType::int32,
               counts);
     }
 

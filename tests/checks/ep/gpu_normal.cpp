@@ -344,7 +344,7 @@ void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case
     expect(got.x.shape[0] == rows(), fmt::format("x has {} rows, not {}", got.x.shape[0], rows()));
   expect(got.rows == (sizes_here ? std::optional(rows()) : std::nullopt),
          fmt::format("rows is {}, expected {}", got.rows.value_or(-1), rows()));
-  expect(got.handle.valid() && got.handle.received_rows() == got.rows.value_or(-1),
+  expect(got.handle.valid() && got.handle.received_rows() == got.rows,
          "received_rows() differs from rows");
   expect(
       got.rows_per_source == (sizes_here ? std::optional(expected_.rows_per_source) : std::nullopt),
@@ -357,9 +357,9 @@ void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case
   expect(
       got.tokens_per_expert == (worst == 0 && !from_cache ? std::optional(aligned) : std::nullopt),
       "tokens_per_expert differs");
-  expect_values(owner_.tensors, "row_count", got.device_counts->rows,
+  expect_values(owner_.tensors, "rows", got.device_counts->rows,
                 std::vector{static_cast<std::int32_t>(rows())});
-  expect_values(owner_.tensors, "expert_counts", got.device_counts->tokens_per_expert,
+  expect_values(owner_.tensors, "tokens_per_expert", got.device_counts->tokens_per_expert,
                 std::vector<std::int32_t>(expected_.tokens_per_expert.begin(),
                                           expected_.tokens_per_expert.end()));
   check_side(got, from_cache);

@@ -127,11 +127,9 @@ void check_collectives(World& world, const TestStream& stream, std::size_t count
     exchanged.insert(exchanged.end(), mine, mine + static_cast<std::ptrdiff_t>(count));
   }
   EXPECT_EQ(result(n * count), exchanged);
-  run([&] { on.reduce<std::uint64_t>(ReduceOp::sum, target.data(), source.data(), count); });
+  run([&] { on.reduce(ReduceOp::sum, target.span().first(count), source.span().first(count)); });
   EXPECT_EQ(result(count), sums(0));
-  run([&] {
-    on.reduce_scatter<std::uint64_t>(ReduceOp::sum, target.data(), source.data(), count);
-  });
+  run([&] { on.reduce_scatter(ReduceOp::sum, target.span().first(count), source.span()); });
   EXPECT_EQ(result(count), sums(static_cast<std::size_t>(me) * count));
   barrier(world.team());
 }
@@ -192,7 +190,7 @@ TEST(InternodeStreamsOnGpu, RunAllToAllV) {
         v.receive_offsets = tables.data() + 8;
         v.received = tables.data() + 12;
         barrier(world.team());
-        StreamCollectives(world.team(), stream).all_to_all_v(v);
+        StreamCollectives(world.team(), stream).all_to_all_v_bytes(v);
         stream.synchronize();
         cuda::check_failures(world);
         const Words got = fetch(world, target), sizes = fetch(world, tables);
@@ -226,7 +224,7 @@ TEST(InternodeStreamsOnGpu, AddInTheOrderOfThePes) {
           fill(world, source, mine);
           reduce(world.team(), DataType::float32, ReduceOp::sum, expected.data(), source.data(),
                  count);
-          on.reduce<float>(ReduceOp::sum, target.data(), source.data(), count);
+          on.reduce(ReduceOp::sum, target.span(), source.span());
           stream.synchronize();
           EXPECT_EQ(fetch(world, target), fetch(world, expected));
           barrier(world.team());

@@ -42,7 +42,7 @@ TEST(GpuHostForms, TakeTurnsWithCollectivesOnStreams) {
     const cuda::StreamCollectives on(world.team(), stream);
     for (int round = 1; round <= 50; ++round) {
       world.put(values.on(world.my_pe()), std::vector<float>(kCount, static_cast<float>(round)));
-      on.reduce(ReduceOp::sum, sums.data(), values.data(), kCount);
+      on.reduce(ReduceOp::sum, sums.span(), values.span());
       stream.synchronize();
       reduce(world.team(), DataType::float32, ReduceOp::sum, values.data(), sums.data(), kCount);
       std::vector<float> seen(kCount);

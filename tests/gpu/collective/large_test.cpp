@@ -115,12 +115,15 @@ TEST(LargeStreamCollectives, ByNccl) {
         EXPECT_EQ(buffers.result(2 * kCount), joined(half(zero, 0), half(one, 0)));
         on.all_to_all_bytes(buffers.target(), buffers.source(), kBytes);
         EXPECT_EQ(buffers.result(2 * kCount), joined(half(zero, me), half(one, me)));
-        on.reduce<std::int32_t>(ReduceOp::sum, buffers.target(), buffers.source(), kCount);
+        on.reduce(cuda::ElementType::int32, ReduceOp::sum, buffers.target(), buffers.source(),
+                  kCount);
         EXPECT_EQ(buffers.result(kCount), half(sums, 0));
-        on.reduce_scatter<std::int32_t>(ReduceOp::sum, buffers.target(), buffers.source(), kCount);
+        on.reduce_scatter(cuda::ElementType::int32, ReduceOp::sum, buffers.target(),
+                          buffers.source(), kCount);
         EXPECT_EQ(buffers.result(kCount), half(sums, me));
         const Graph graph(stream, [&] {
-          on.reduce<std::int32_t>(ReduceOp::sum, buffers.target(), buffers.source(), 2 * kCount);
+          on.reduce(cuda::ElementType::int32, ReduceOp::sum, buffers.target(), buffers.source(),
+                    2 * kCount);
         });
         sync(world.team());  // the driver may wait for kernels while it makes a graph
         graph.replay();

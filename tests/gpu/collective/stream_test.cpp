@@ -283,7 +283,7 @@ TEST(StreamCollectives, AllToAllWithSizesOnTheGpu) {
     v.receive_offsets = words.data() + 2 * n;
     v.receive_room = words.data() + 3 * n;
     v.received = words.data() + 4 * n;
-    StreamCollectives(world.team(), stream).all_to_all_v(v);
+    StreamCollectives(world.team(), stream).all_to_all_v_bytes(v);
     stream.synchronize();
     cuda::check_failures(world);
     EXPECT_EQ(buffers.get(buffers.target(), arrived), expected);
@@ -304,10 +304,10 @@ TEST(StreamCollectives, ReplayInGraphs) {
       const StreamCollectives on(world.team(), stream);
       barrier(world.team());
       const Graph graph(stream, [&] {
-        on.reduce(ReduceOp::sum, sums.data(), sums.data(), count);
+        on.reduce(ReduceOp::sum, sums.span(), sums.span());
         on.broadcast_bytes(copies.data(), sums.data(), count * sizeof(std::uint32_t), 2);
         on.barrier();
-        on.reduce(ReduceOp::max, sums.data(), sums.data(), count);
+        on.reduce(ReduceOp::max, sums.span(), sums.span());
       });
       sync(world.team());  // the driver may wait for kernels while it makes a graph
       for (int i = 0; i < 20; ++i) graph.replay();
@@ -340,8 +340,8 @@ TEST(StreamCollectives, WaitForAPeThatIsLate) {
         on.broadcast_bytes(results.data() + i * kCount, values.data(),
                            kCount * sizeof(std::uint32_t), static_cast<Pe>(i % 3));
       else
-        on.reduce(ReduceOp::sum, results.data() + i * kCount, values.data(), kCount);
-      on.reduce(ReduceOp::max, values.data(), values.data(), kCount);
+        on.reduce(ReduceOp::sum, results.span().subspan(i * kCount, kCount), values.span());
+      on.reduce(ReduceOp::max, values.span(), values.span());
     }
     stream.synchronize();
     cuda::check_failures(world);
@@ -362,7 +362,7 @@ TEST(StreamCollectives, NameThePeThatDoesNotCome) {
           barrier(world.team());
           if (world.my_pe() == 0) {
             StreamCollectives(world.team(), stream)
-                .reduce(ReduceOp::sum, values.data(), values.data(), count);
+                .reduce(ReduceOp::sum, values.span(), values.span());
             stream.synchronize();
             const auto failure = cuda::take_failure(world);
             ASSERT_TRUE(failure.has_value());

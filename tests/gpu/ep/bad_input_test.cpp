@@ -130,7 +130,7 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
     bad_dispatch("16 bytes", misplaced({tokens, c.hidden}), round.topk());
     bad_dispatch("unknown value", round.x(), round.topk(),
                  {.quantize = static_cast<ep::Quantize>(9)});
-    bad_dispatch("expert_counts is", round.x(), round.topk(), {.expert_counts = other});
+    bad_dispatch("expert_counts) is", round.x(), round.topk(), {.tokens_per_expert = other});
     bad_dispatch("wait_ns is", round.x(), round.topk(), {.wait_ns = other});
     bad_dispatch("weights is on the host", round.x(), round.topk(), {.weights = host.weights});
     bad_dispatch("Launch.sms", round.x(), round.topk(), {.launch = {.sms = -1}});

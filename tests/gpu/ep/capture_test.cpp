@@ -474,7 +474,7 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
       return g.group
           .low_latency_dispatch(in.x, in.topk,
                                 {.quantize = ep::Quantize::none,
-                                 .expert_counts = counts,
+                                 .tokens_per_expert = counts,
                                  .wait_ns = waited,
                                  .weights = in.weights,
                                  .defer_receive = GetParam(),

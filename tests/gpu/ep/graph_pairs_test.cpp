@@ -145,8 +145,8 @@ class Pairs {
         ep::detail::unpack(g_.group, made.received, {.topk_idx = pair.topk_idx, .launch = launch_});
         g_.group.expand({.x = made.received.x,
                          .topk_idx = pair.topk_idx,
-                         .row_count = made.received.row_count,
-                         .expert_counts = made.received.expert_counts,
+                         .rows = made.received.row_count,
+                         .tokens_per_expert = made.received.expert_counts,
                          .expert_ends = made.received.expert_ends,
                          .topk_rows = pair.topk_rows,
                          .out = pair.expanded,

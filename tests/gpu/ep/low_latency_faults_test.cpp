@@ -37,7 +37,7 @@ TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
     const auto pair = [&] {
       const auto got = group.group
                            .low_latency_dispatch(round.x(), round.topk(),
-                                                 {.expert_counts = counts, .wait_ns = waited})
+                                                 {.tokens_per_expert = counts, .wait_ns = waited})
                            .receive();
       if (group.me == 1) {
         group.tensors.settle();

@@ -111,7 +111,7 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {
     for (std::int32_t i = 1; i <= 3; ++i) {
       ep::PendingDispatch pending = group.group.low_latency_dispatch(
           round.x(), round.topk(),
-          {.quantize = Quantize::none, .expert_counts = counts, .defer_receive = false});
+          {.quantize = Quantize::none, .tokens_per_expert = counts, .defer_receive = false});
       group.tensors.settle();
       const Tensor received = group.tensors.download(counts);  // no rank has called receive
       for (std::int32_t e = 0; e < c.local_experts(); ++e)

@@ -196,20 +196,21 @@ void check_collectives(const Team& team, std::size_t count) {
     return all;
   };
   fill();
-  on.reduce<std::int64_t>(ReduceOp::sum, target.data(), source.data(), count);
+  on.reduce(ReduceOp::sum, target.span().first(count), source.span().first(count));
   for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(target[i], sum(i)) << i;
   on.barrier();
   fill();
-  on.reduce<std::int64_t>(ReduceOp::sum, source.data(), source.data(), count);  // in place
+  on.reduce(ReduceOp::sum, source.span().first(count), source.span().first(count));  // in place
   for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(source[i], sum(i)) << i;
   on.barrier();
   fill();
-  on.reduce_scatter<std::int64_t>(ReduceOp::sum, target.data(), source.data(), count);
+  on.reduce_scatter(ReduceOp::sum, target.span().first(count), source.span().first(count * n));
   for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(target[i], sum(me * count + i)) << i;
   on.barrier();
   // Own blocks, in place.
   fill();
-  on.reduce_scatter<std::int64_t>(ReduceOp::sum, source.data() + me * count, source.data(), count);
+  on.reduce_scatter(ReduceOp::sum, source.span().subspan(me * count, count),
+                    source.span().first(count * n));
   for (std::size_t i = 0; i < count; ++i)
     ASSERT_EQ(source[me * count + i], sum(me * count + i)) << i;
   on.barrier();
@@ -221,7 +222,7 @@ void check_collectives(const Team& team, std::size_t count) {
       ASSERT_EQ(target[pe * count + i], value<std::int64_t>(pe, i)) << pe << " " << i;
   on.barrier();
   on.broadcast_bytes(target.data(), source.data(), 0, 0);
-  on.reduce<std::int64_t>(ReduceOp::sum, target.data(), source.data(), 0);
+  on.reduce(ReduceOp::sum, target.span().first(0), source.span().first(0));
   on.barrier();
   barrier(world.team());
 }
@@ -262,7 +263,7 @@ TEST(InternodeStreams, AddInTheOrderOfThePes) {
       const auto mine = values<float>(me, count);
       std::memcpy(source.data(), mine.data(), count * sizeof(float));
       reduce(world.team(), DataType::float32, ReduceOp::sum, expected.data(), source.data(), count);
-      on.reduce<float>(ReduceOp::sum, target.data(), source.data(), count);
+      on.reduce(ReduceOp::sum, target.span(), source.span());
       EXPECT_EQ(std::memcmp(target.data(), expected.data(), count * sizeof(float)), 0);
       reduce(world.team(), DataType::bfloat16, ReduceOp::sum, expected.data(), source.data(),
              2 * count);
@@ -364,7 +365,7 @@ TEST(InternodeStreams, RunAllToAllV) {
     v.send_offsets = tables.data() + 4;
     v.receive_offsets = places.data();
     v.received = received.data();
-    StreamCollectives(world.team(), kStream).all_to_all_v(v);
+    StreamCollectives(world.team(), kStream).all_to_all_v_bytes(v);
     EXPECT_GT(side.n_posts, 0);
     for (std::size_t pe = 0; pe < 4; ++pe) {
       EXPECT_EQ(received[pe], count(pe, me) * 8);

@@ -295,6 +295,17 @@ TEST(Collectives, SpansCountElements) {
       EXPECT_EQ(back[i], 100.0 * static_cast<double>(i / 2) + 2 * me + static_cast<double>(i % 2));
     broadcast(team, back.span(), all.span(), 2);
     EXPECT_EQ(back[5], 205);
+    // Spans of a fixed extent are spans.
+    all_gather(team, back.span().first<6>(), one.span().first<2>());
+    EXPECT_EQ(back[4], 2);
+    broadcast(team, back.span().first<3>(), all.span().first<3>(), 1);
+    EXPECT_EQ(back[2], 102);
+    all_to_all(team, back.span().first<3>(), all.span().first<3>());
+    EXPECT_EQ(back[2], 200 + me);
+    reduce_scatter(team, ReduceOp::sum, one.span().first<1>(), all.span().first<3>());
+    EXPECT_EQ(one[0], 300 + 3 * me);
+    reduce(team, ReduceOp::sum, back.span().first<1>(), all.span().last<1>());
+    EXPECT_EQ(back[0], 315);
     reduce(team, ReduceOp::max, back.span(), all.span());
     EXPECT_EQ(back[4], 204);
     reduce_scatter(team, ReduceOp::sum, one.span(), all.span());

@@ -65,16 +65,16 @@ TEST(StreamCollectives, RefuseBadArguments) {
     device::AllToAllV v;
     v.target = at(0);
     v.source = at(4096);
-    refused("send_bytes is", [&] { on.all_to_all_v(v); });
+    refused("send_bytes is", [&] { on.all_to_all_v_bytes(v); });
     v.send_bytes = reinterpret_cast<std::uint64_t*>(at(8192));
     v.send_offsets = reinterpret_cast<std::uint64_t*>(at(8196));
-    refused("send_offsets is", [&] { on.all_to_all_v(v); });
+    refused("send_offsets is", [&] { on.all_to_all_v_bytes(v); });
     std::uint64_t words[2] = {};
     v.send_offsets = words;
-    refused("it must lie in this PE's symmetric heap", [&] { on.all_to_all_v(v); });
+    refused("it must lie in this PE's symmetric heap", [&] { on.all_to_all_v_bytes(v); });
     v.send_offsets = v.send_bytes;
     v.receive_offsets = reinterpret_cast<std::uint64_t*>(forbidden);
-    refused("", [&] { on.all_to_all_v(v); });
+    refused("", [&] { on.all_to_all_v_bytes(v); });
   });
 }
 

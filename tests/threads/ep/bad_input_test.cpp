@@ -72,6 +72,9 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
     EXPECT_ERROR(bad, "y is",
                  group.combine(TensorView(y.data, DataType::bfloat16, {*got.rows + 1, c.hidden}),
                                got.handle));
+    EXPECT_ERROR(bad, "combine: y is undefined", group.combine({}, got.handle));
+    EXPECT_ERROR(bad, "low_latency_dispatch: x is undefined; it must be bfloat16",
+                 group.low_latency_dispatch({}, in.topk_idx));
     EXPECT_ERROR(bad, "y is float8",
                  group.combine(TensorView(y.data, DataType::float8_e4m3, {*got.rows, c.hidden}),
                                got.handle));
@@ -83,8 +86,8 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
                                {.weights = in.weights.shape[0] == got.rows ? in.x : in.weights}));
 
     EXPECT_ERROR(bad, ": x is", group.low_latency_dispatch(in.weights, in.topk_idx));
-    EXPECT_ERROR(bad, "expert_counts",
-                 group.low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = in.x}));
+    EXPECT_ERROR(bad, "tokens_per_expert (in C and Python expert_counts) is bfloat16",
+                 group.low_latency_dispatch(in.x, in.topk_idx, {.tokens_per_expert = in.x}));
     EXPECT_ERROR(bad, "wait_ns", group.low_latency_dispatch(in.x, in.topk_idx, {.wait_ns = in.x}));
     EXPECT_ERROR(
         bad, "unknown value",
@@ -234,6 +237,7 @@ TEST(EpBadInput, FuturesThrowErrorsOfAsynchronousCalls) {
     auto wrong_routing = group.dispatch_async(in.x, ep::Routing{});
     auto wrong_alignment = group.dispatch_async(in.x, routing, {.expert_alignment = -1});
     auto wrong_handle = group.combine_async(in.x, ep::Handle{});
+    auto no_handle = group.dispatch_async(in.x, ep::Handle{});
     auto right = group.dispatch_async(in.x, routing, {.weights = in.weights});
     // ThreadSanitizer does not see how the C++ library counts the owners of an exception: a call
     // that waits for the stream makes this thread the last one.
@@ -243,7 +247,11 @@ TEST(EpBadInput, FuturesThrowErrorsOfAsynchronousCalls) {
     EXPECT_ERROR(bad, "the routing is empty", wrong_routing.get());
     EXPECT_ERROR(bad, "expert_alignment is -1", wrong_alignment.get());
     EXPECT_ERROR(bad, "handle is not of a dispatch", wrong_handle.get());
+    EXPECT_ERROR(bad, "handle is not of a dispatch", no_handle.get());
     const ep::Dispatched got = right.get();
+    auto wrong_layout = group.dispatch_expert_major_async(in.x, got.handle);
+    let_stream_finish();
+    EXPECT_ERROR(bad, "the handle is of a rank-major dispatch; use dispatch", wrong_layout.get());
     const Tensor y = expert_output_of(c, world.my_pe(), got);
     auto wrong_bias = group.combine_async(y, got.handle, {.bias = {in.weights}});
     auto combined = group.combine_async(y, got.handle);

@@ -38,7 +38,7 @@ TEST(EpExpand, RefusesBadArguments) {
     good.x = view(DataType::bfloat16, {6, 64});
     good.topk_idx = view(DataType::int64, {6, 4});
     good.topk_rows = view(DataType::int32, {6, 4});
-    good.expert_counts = good.expert_ends = view(DataType::int32, {8});
+    good.tokens_per_expert = good.expert_ends = view(DataType::int32, {8});
     good.out = view(DataType::bfloat16, {24, 64});
     const auto refused = [&](const char* text, auto change) {
       ep::ExpandOptions wrong = good;
@@ -55,9 +55,10 @@ TEST(EpExpand, RefusesBadArguments) {
     refused("topk_idx", [&](auto& o) { o.topk_idx = view(DataType::int64, {6, 3}); });
     refused("topk_idx", [&](auto& o) { o.topk_idx = view(DataType::int32, {6, 4}); });
     refused("topk_rows", [&](auto& o) { o.topk_rows = {}; });
-    refused("expert_counts", [&](auto& o) { o.expert_counts = view(DataType::int32, {7}); });
+    refused("ExpandOptions.tokens_per_expert",
+            [&](auto& o) { o.tokens_per_expert = view(DataType::int32, {7}); });
     refused("expert_ends", [&](auto& o) { o.expert_ends = {}; });
-    refused("row_count", [&](auto& o) { o.row_count = view(DataType::int32, {2}); });
+    refused("ExpandOptions.rows", [&](auto& o) { o.rows = view(DataType::int32, {2}); });
     refused("block_ends", [&](auto& o) { o.block_ends = view(DataType::int64, {8}); });
     refused("weights and out_weights",
             [&](auto& o) { o.weights = view(DataType::float32, {6, 4}); });

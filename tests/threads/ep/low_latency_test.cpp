@@ -223,7 +223,7 @@ TEST(EpLowLatencyMode, StatisticsAddUp) {
     }
     for (int i = 0; i < 3; ++i) {
       auto pending = group.low_latency_dispatch(in.x, in.topk_idx,
-                                                {.expert_counts = counts, .wait_ns = waited});
+                                                {.tokens_per_expert = counts, .wait_ns = waited});
       ++sent;
       const auto got = pending.receive();
       group

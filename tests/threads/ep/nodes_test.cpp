@@ -248,7 +248,7 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
       if (i == 0) be_late(1);
       ep::PendingDispatch dispatched =
           group.low_latency_dispatch(in.x, in.topk_idx,
-                                     {.expert_counts = statistics(counts, DataType::int32),
+                                     {.tokens_per_expert = statistics(counts, DataType::int32),
                                       .wait_ns = statistics(waited, DataType::int64)});
       if (i == 0) ++sent;
       const ep::LowLatencyReceived got = dispatched.receive();

@@ -187,6 +187,72 @@ TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {
   });
 }
 
+TEST(EpNormalMode, AsynchronousDispatchesByHandleRepeatTheLayout) {
+  const EpCase c = small_case(3, 22);
+  run_case(c, [&](World& world, ep::Group& group) {
+    const Inputs in(c, world.my_pe());
+    const ep::Routing routing = group.route(in.topk_idx, {});
+    const ep::Dispatched first = group.dispatch(in.x, routing, {.weights = in.weights});
+    EXPECT_EQ(first.handle.received_rows(), first.rows);
+    const ep::Dispatched again =
+        group.dispatch_async(in.x, first.handle, {.weights = in.weights}).get();
+    EXPECT_EQ(again.rows, first.rows);
+    EXPECT_FALSE(again.topk_idx.has_value());
+    expect_same("rows", again.x.data, first.x.data, first.x.bytes(), 2);
+    const ep::ExpertMajorDispatched by_expert =
+        group.dispatch_expert_major_async(in.x, routing).get();
+    const ep::ExpertMajorDispatched cached =
+        group.dispatch_expert_major_async(in.x, by_expert.handle).get();
+    EXPECT_EQ(cached.rows, by_expert.rows);
+    expect_same("rows by expert", cached.x.data, by_expert.x.data, by_expert.x.bytes(), 2);
+  });
+}
+
+// Two groups, each with a thread of its own: the second one sends what the first one sums.
+TEST(EpNormalMode, AsynchronousOperationsWaitForThoseOfOtherGroups) {
+  const EpCase c = small_case(2, 23);
+  run_case(c, [&](World& world, ep::Group& group) {
+    ep::Group next(world.team(), options_for(c));
+    const Inputs in(c, world.my_pe());
+    const ep::Routing routing = group.route(in.topk_idx, ep::Launch{});
+    const ep::Dispatched got = group.dispatch(in.x, routing, {.weights = in.weights});
+    const Tensor y = expert_output_of(c, world.my_pe(), got);
+    const Tensor sums = Tensor::empty(DataType::bfloat16, {in.x.shape[0], c.hidden});
+    std::memset(sums.data, 0xff, sums.bytes());
+    std::promise<void> computed;
+    const auto summed =
+        group.combine_async(y, got.handle, {.out = sums}, computed.get_future().share()).share();
+    auto sending = next.dispatch_async(sums, next.route(in.topk_idx), {}, summed);
+    EXPECT_EQ(sending.wait_for(std::chrono::milliseconds(5)), std::future_status::timeout)
+        << "ran before its sum";
+    computed.set_value();
+    const ep::Dispatched sent = sending.get();
+    const auto wanted = expected_combine(c, world.my_pe());
+    expect_same("sums", summed.get().x.data, wanted.data(), wanted.size() * 2, 2);
+    const ep::Dispatched expected = next.dispatch(sums, next.route(in.topk_idx));
+    expect_same("rows of sums", sent.x.data, expected.x.data, expected.x.bytes(), 2);
+
+    // An operation that fails ends those that wait for it.
+    const auto failed = group.combine_async(in.x, ep::Handle{}).share();
+    auto after_failure = next.dispatch_async(sums, next.route(in.topk_idx), {}, failed);
+    (void)next.masked();  // waits: this thread is the exception's last owner (ThreadSanitizer)
+    expect_error(Code::invalid_argument, "handle is not of a dispatch",
+                 [&] { after_failure.get(); });
+    sync(world.team());
+  });
+}
+
+TEST(EpFuture, IsAnyOperationOrNone) {
+  EXPECT_FALSE(ep::Future().valid());
+  EXPECT_FALSE(ep::Future(std::shared_future<int>()).valid());
+  std::promise<int> promise;
+  const ep::Future future = promise.get_future().share();
+  EXPECT_EQ(future.wait_for(std::chrono::milliseconds(0)), std::future_status::timeout);
+  promise.set_value(1);
+  EXPECT_EQ(future.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
+  future.get();
+}
+
 TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
   EpCase c = small_case(3, 23);
   c.load = Load::all_to_one;

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <type_traits>
+#include <utility>
 
 #include "checks/ep/normal.hpp"
 #include "ep/host/rows/worker_pool.hpp"
@@ -225,11 +227,36 @@ TEST(EpDropped, EveryRankMayDropAndStatisticsAreNotWritten) {
     Tensor counts = Tensor::empty(DataType::int32, {group.local_experts()});
     std::fill_n(counts.as<std::int32_t>(), group.local_experts(), 0);
     {
-      const auto dropped = group.low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = counts});
+      const auto dropped =
+          group.low_latency_dispatch(in.x, in.topk_idx, {.tokens_per_expert = counts});
     }
     for (int i = 0; i < 3; ++i) check_low_latency(group, c, ep::Reduction::exact, false);
     for (std::int64_t e = 0; e < group.local_experts(); ++e)
       EXPECT_EQ(counts.as<std::int32_t>()[e], 0);
+    sync(world.team());
+  });
+}
+
+static_assert(!std::is_copy_constructible_v<ep::PendingDispatch> &&
+              std::is_nothrow_move_assignable_v<ep::PendingDispatch>);
+static_assert(!std::is_copy_constructible_v<ep::PendingCombine> &&
+              std::is_nothrow_move_assignable_v<ep::PendingCombine>);
+
+TEST(EpDropped, AssigningDropsAndMovingDoesNot) {
+  const EpCase c = larger(2);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    const Inputs in(c, world.my_pe());
+    auto pending = group.low_latency_dispatch(in.x, in.topk_idx);
+    pending = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
+    ep::PendingDispatch moved = std::move(pending);
+    expect_error(Code::invalid_argument, "has been received, or is empty",
+                 [&] { (void)pending.receive(); });  // NOLINT(bugprone-use-after-move)
+    const ep::LowLatencyReceived got = moved.receive();
+    auto back = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle);
+    ep::PendingCombine sums = std::move(back);
+    EXPECT_EQ(sums.receive().shape[0], in.x.shape[0]);
+    check_low_latency(group, c, ep::Reduction::exact, false);
     sync(world.team());
   });
 }

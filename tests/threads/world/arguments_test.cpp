@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "checks/world/operations.hpp"
@@ -53,6 +54,37 @@ TEST(WorldArguments, AtomicsRefuseWhatDoesNotExist) {
       refuse("not a multiple of the word's 4 bytes", {1, 2}, 4);
     }
     world.atomic_word(AtomicOp::fetch, {1, size - 8}, 0, 0, 8);  // the last word of all
+  });
+}
+
+// An empty span has no element to access, even where its address is good.
+TEST(WorldArguments, OperationsOnOneElementRefuseEmptySpans) {
+  run([](World& world) {
+    const RemoteSpan<std::int64_t> empty{{1, 64}, 0};
+    const RemoteSpan<std::uint64_t> no_flag{{1, 64}, 0};
+    const auto refuse = [&](std::string_view text, const std::function<void()>& call) {
+      expect_error(Code::invalid_argument, text, call);
+    };
+    refuse("SHOAL-N794: put_value: an empty span as target", [&] { world.put_value(empty, 1); });
+    refuse("SHOAL-N794: get_value: an empty span as source", [&] { world.get_value(empty); });
+    for (const AtomicOp op : kAtomicOps)
+      refuse("SHOAL-N794: atomic: an empty span as target", [&] { world.atomic(op, empty, 1); });
+    const auto refuse_atomic = [&](const std::function<void()>& call) {
+      refuse("SHOAL-N794: atomic: an empty span as target", call);
+    };
+    refuse_atomic([&] { world.atomic_fetch(empty); });
+    refuse_atomic([&] { world.atomic_set(empty, 1); });
+    refuse_atomic([&] { world.atomic_fetch_add(empty, 1); });
+    refuse_atomic([&] { world.atomic_fetch_and(empty, 1); });
+    refuse_atomic([&] { world.atomic_fetch_or(empty, 1); });
+    refuse_atomic([&] { world.atomic_fetch_xor(empty, 1); });
+    refuse_atomic([&] { world.atomic_swap(empty, 1); });
+    refuse_atomic([&] { world.atomic_compare_swap(empty, 0, 1); });
+    refuse("SHOAL-N794: signal: an empty span as signal", [&] { world.signal_set(no_flag, 1); });
+    refuse("SHOAL-N794: signal: an empty span as signal", [&] { world.signal_add(no_flag, 1); });
+    refuse("SHOAL-N794: put_signal: an empty span as signal", [&] {
+      world.put_signal(empty, std::span<const std::int64_t>(), no_flag, SignalOp::set, 1);
+    });
   });
 }
 
@@ -146,6 +178,33 @@ TEST(WorldArguments, WaitsRefuseWhatIsNoWordOfTheHeap) {
       world.test_all(std::span<const std::int64_t>(array.span()), Compare::equal, zero, skip);
     });
     world.test(word_at(end - 8), Compare::equal, 0);  // the last word
+  });
+}
+
+TEST(WorldArguments, WaitsTakeAnyContiguousRange) {
+  run([](World& world) {
+    auto array = world.heap().allocate<std::int64_t>(4);
+    auto rows = world.heap().allocate<std::array<std::uint32_t, 2>>(1);
+    for (std::size_t i = 0; i < 4; ++i) array[i] = static_cast<std::int64_t>(i);
+    rows[0] = {7, 8};
+    const std::array<std::int64_t, 4> values{0, 1, 2, 3};
+    const std::vector<std::uint32_t> seven{7};
+    world.wait_all(array.span(), Compare::equal, values);
+    world.wait_all(array.span().first<4>(), Compare::equal, values);
+    EXPECT_TRUE(world.test_all(array.span(), Compare::equal, values));
+    EXPECT_TRUE(world.test_all<std::int64_t>(array.span(), Compare::equal, values)) << "as in 0.1";
+    EXPECT_EQ(world.wait_any(array.span().subspan<1>(), Compare::equal, std::span(values).first(1),
+                             std::array{1, 1, 1}),
+              World::no_index);
+    EXPECT_EQ(world.wait_any(rows[0], Compare::equal, seven), 0u);
+    EXPECT_EQ(world.test_any(rows[0], Compare::greater, seven), 1u);
+    EXPECT_EQ(world.wait_some(rows[0], Compare::greater_equal, seven),
+              (std::vector<std::size_t>{0, 1}));
+    EXPECT_EQ(world.test_some(std::as_const(rows[0]), Compare::less, seven),
+              std::vector<std::size_t>());
+    std::vector<std::int64_t> elsewhere(4);
+    expect_error(Code::invalid_argument, "not aligned words",
+                 [&] { world.wait_all(elsewhere, Compare::equal, values); });
   });
 }
 

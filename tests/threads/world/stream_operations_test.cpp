@@ -112,6 +112,8 @@ TEST(StreamOperations, RefuseBadArguments) {
     refused("must be at least 1", [&] { on.put_strided(span, 0, forbidden, 1, 2); });
     refused("leave the remote span", [&] { on.put_strided(span, 2, forbidden, 1, 3); });
     refused("an empty span", [&] { on.put_value(RemoteSpan<int>{{0, 0}, 0}, 1); });
+    refused("atomic: an empty span as target",
+            [&] { on.atomic(AtomicOp::add, RemoteSpan<int>{{0, 0}, 0}, 1, nullptr); });
     refused("not a multiple", [&] { on.put_value(RemoteSpan<int>{{0, 2}, 1}, 1); });
     refused("not a multiple", [&] { on.signal({{0, 4}, 1}, SignalOp::set, 1); });
     refused("an empty span", [&] { on.signal({{0, 0}, 0}, SignalOp::set, 1); });

@@ -5,7 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
+#include <span>
+#include <vector>
 
 #include "shoal/error.hpp"
 #include "support/expect_error.hpp"
@@ -23,6 +26,24 @@ TEST(TensorView, IsRowMajor) {
   EXPECT_EQ(view.describe(), "float32 [2, 3, 4]");
   EXPECT_EQ(view.as<float>(), data);
   EXPECT_FALSE(TensorView().defined());
+}
+
+TEST(TensorView, HasAShapeKnownAtRunTime) {
+  float data[6] = {};
+  const std::vector<std::int64_t> shape{2, 3};
+  EXPECT_EQ(TensorView(data, DataType::float32, shape).describe(), "float32 [2, 3]");
+  EXPECT_EQ(ConstTensorView(data, DataType::float32, std::span(shape).first(1)).describe(),
+            "float32 [2]");
+  EXPECT_EQ(Tensor::empty(DataType::int8, std::array<std::int64_t, 3>{4, 1, 5}).describe(),
+            "int8 [4, 1, 5]");
+  EXPECT_EQ(TensorLayout(DataType::int8, std::span<const std::int64_t>()).size(), 1) << "a scalar";
+  EXPECT_EQ(TensorLayout(DataType::int8, {}).size(), 1);
+  EXPECT_THROW(TensorView(data, DataType::int8, std::vector<std::int64_t>(5, 1)), Error);
+}
+
+TEST(TensorView, OfNothingIsUndefined) {
+  EXPECT_EQ(TensorView().describe(), "undefined");
+  EXPECT_EQ(ConstTensorView().describe(), "undefined");
 }
 
 TEST(TensorView, KnowsGaps) {

@@ -64,12 +64,12 @@ TEST(Nccl, RunsLargeCollectives) {
       for (std::size_t i = 0; i < kCount; ++i)
         EXPECT_EQ(target[pe * kCount + i], value(pe, me * kCount + i));
     const auto sum = [&](std::size_t i) { return value(0, i) + value(1, i) + value(2, i); };
-    on.reduce<std::int32_t>(ReduceOp::sum, target.data(), source.data(), kCount);
+    on.reduce(ReduceOp::sum, target.span().first(kCount), source.span().first(kCount));
     for (std::size_t i = 0; i < kCount; ++i) EXPECT_EQ(target[i], sum(i));
-    on.reduce_scatter<std::int32_t>(ReduceOp::sum, target.data(), source.data(), kCount);
+    on.reduce_scatter(ReduceOp::sum, target.span().first(kCount), source.span());
     for (std::size_t i = 0; i < kCount; ++i) EXPECT_EQ(target[i], sum(me * kCount + i));
     expect_error(Code::system, "ncclAllReduce: invalid argument", [&] {
-      on.reduce<std::int32_t>(ReduceOp::max, target.data(), source.data(), kCount);
+      on.reduce(ReduceOp::max, target.span().first(kCount), source.span().first(kCount));
     });
   });
 }
@@ -122,7 +122,7 @@ void run_by_default(const Settings& settings, int gpus, bool by_nccl) {
     run([&] { on.broadcast_bytes(target.data(), source.data(), std::size_t{1} << 20, 3); });
     if (by_nccl)
       for (std::size_t i = 0; i < 1000; ++i) EXPECT_EQ(target[i], value(3, i));
-    run([&] { on.reduce<std::int32_t>(ReduceOp::sum, target.data(), source.data(), kElements); });
+    run([&] { on.reduce(ReduceOp::sum, target.span(), source.span()); });
     if (by_nccl)
       for (std::size_t i = 0; i < 1000; ++i)
         EXPECT_EQ(target[kElements / 1000 * 1000 - 1000 + i],

@@ -167,7 +167,7 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
         per_node[node] += here;
       }
       std::int32_t last = -1;  // copies are ordered by the last top-k slot of their rank
-      for (const detail::Copy& copy : state_of(routing)->copies_of(t)) {
+      for (const detail::Copy& copy : shoal::detail::state_of(routing)->copies_of(t)) {
         std::int32_t topk_slot = -1;
         for (std::int32_t k = 0; k < c.top_k; ++k)
           if (topk_idx[t * c.top_k + k] >= 0 &&

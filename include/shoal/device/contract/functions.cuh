@@ -116,8 +116,8 @@ __device__ void fence(S scope);
 template <SHOAL_SCOPE S>
 __device__ void quiet(S scope);
 
-/// The same, and for all requests that kernels of this PE posted to the proxy before. Return false
-/// when one of them has failed, or the deadline passed.
+/// Do what fence and quiet of the scope do, for all requests as well that kernels of this PE posted
+/// to the proxy before. Return false when one of them has failed, or the deadline passed.
 template <SHOAL_SCOPE S>
 __device__ bool fence(S scope, const World& world);
 template <SHOAL_SCOPE S>

@@ -144,7 +144,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.source_token = received.source_token.as<std::int32_t>();
   call.layout = received.layout.as<std::int64_t>();
   call.expert_counts =
-      options.expert_counts.defined() ? options.expert_counts.as<std::int32_t>() : nullptr;
+      options.tokens_per_expert.defined() ? options.tokens_per_expert.as<std::int32_t>() : nullptr;
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
   call.longest_wait = parts_->waits_of_dispatch();
   call.handle = handle.view;

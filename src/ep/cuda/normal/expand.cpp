@@ -26,8 +26,8 @@ NormalExpand expand_parameters(const ExpandOptions& options) {
   params.top_k = static_cast<std::int32_t>(options.topk_idx.shape[1]);
   params.experts = static_cast<std::int32_t>(experts);
   params.topk_idx = options.topk_idx.as<std::int64_t>();
-  params.row_count = options.row_count.as<std::int32_t>();
-  params.expert_counts = options.expert_counts.as<std::int32_t>();
+  params.row_count = options.rows.as<std::int32_t>();
+  params.expert_counts = options.tokens_per_expert.as<std::int32_t>();
   params.expert_ends = options.expert_ends.as<std::int32_t>();
   params.topk_rows = options.topk_rows.as<std::int32_t>();
   params.block_ends = options.block_ends.as<std::int32_t>();

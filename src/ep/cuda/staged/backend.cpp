@@ -186,7 +186,7 @@ struct StagedPendingDispatch final : PendingDispatchState {
   StagedPendingDispatch() { backend = kBackend; }
 
   std::shared_ptr<PendingDispatchState> host;
-  Tensor expert_counts, wait_ns;  ///< host copies of those in LowLatencyDispatchOptions
+  Tensor tokens_per_expert, wait_ns;  ///< host copies of those in LowLatencyDispatchOptions
 };
 struct StagedPendingCombine final : PendingCombineState {
   static constexpr auto kBackend = detail::BackendKind::staged;
@@ -255,12 +255,12 @@ std::shared_ptr<PendingDispatchState> StagedLowLatency::dispatch(
   pending->options = given;
   const Tensor rows = call.fetch(x), indices = call.fetch(topk_idx),
                weights = call.fetch(given.weights);
-  pending->expert_counts = call.place_for(given.expert_counts);
+  pending->tokens_per_expert = call.place_for(given.tokens_per_expert);
   pending->wait_ns = call.place_for(given.wait_ns);
   call.fetched();
   LowLatencyDispatchOptions options = given;
   options.weights = weights;
-  options.expert_counts = pending->expert_counts;
+  options.tokens_per_expert = pending->tokens_per_expert;
   options.wait_ns = pending->wait_ns;
   pending->host = host_.dispatch(rows, indices, options);
   pending->handle = pending->host->handle;
@@ -271,7 +271,7 @@ std::shared_ptr<PendingDispatchState> StagedLowLatency::dispatch(
 LowLatencyReceived StagedLowLatency::receive(PendingDispatchState& state) {
   auto& pending = detail::of_backend<StagedPendingDispatch>(state, "low_latency_dispatch");
   const StagedCall call(staging_, stream_of(pending.options.launch));
-  call.fetch(pending.expert_counts.data, pending.options.expert_counts);
+  call.fetch(pending.tokens_per_expert.data, pending.options.tokens_per_expert);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
   const LowLatencyReceived on_host = host_.receive(*pending.host);
@@ -300,8 +300,9 @@ LowLatencyReceived StagedLowLatency::receive(PendingDispatchState& state) {
     call.give_rows(received.scales->as<std::byte>() + first, rows * 4,
                    on_host.scales->as<std::byte>() + first, rows * 4, counts[expert] * 4, groups);
   }
-  for (const auto& [to, from] : {std::pair{&pending.options.expert_counts, &pending.expert_counts},
-                                 std::pair{&pending.options.wait_ns, &pending.wait_ns}})
+  for (const auto& [to, from] :
+       {std::pair{&pending.options.tokens_per_expert, &pending.tokens_per_expert},
+        std::pair{&pending.options.wait_ns, &pending.wait_ns}})
     if (to->defined()) call.give(to->data, from->data, from->bytes());
   call.finish();
   return received;

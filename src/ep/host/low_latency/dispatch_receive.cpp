@@ -288,9 +288,9 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
   });
   raise_or_mask(group, group.layout.slots_read, handle.epoch);
 
-  if (pending.options.expert_counts.defined())
+  if (pending.options.tokens_per_expert.defined())
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
-      pending.options.expert_counts.as<std::int32_t>()[e] += handle.counts[e];
+      pending.options.tokens_per_expert.as<std::int32_t>()[e] += handle.counts[e];
   for (std::int32_t e = 0; e < shape.local_experts; ++e)
     group.state.recorder.received(e, static_cast<std::uint64_t>(handle.counts[e]));
   group.state.statistics.rows_received += rows;
