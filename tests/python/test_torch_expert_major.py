@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expert-major dispatch and combine of shoal.torch on 4 ranks against one process."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -179,6 +181,28 @@ def check_worst_case_rows_are_refused(world):
         shoal.torch.dispatch(
             group, *batch(group.team.my_pe), expert_major=True, worst_case_rows=4
         )
+
+
+@pytest.mark.parametrize("expert_major", [True, False])
+def test_skipped_backward_is_named(expert_major):
+    done = threading.Event()
+
+    def pe(world):
+        group = shoal.ep.Group(world.team, **OPTIONS)
+        x, idx, weights = batch(world.my_pe)
+        x.requires_grad_()
+        received = shoal.torch.dispatch(group, x, idx, weights, expert_major=expert_major)
+        out = shoal.torch.combine(group, 2 * received.x, received)
+        if world.my_pe == 1:
+            assert done.wait(30)
+            return
+        try:
+            with pytest.raises(shoal.TimeoutError, match="combine.*did PE 1 skip backward()?"):
+                out.sum().backward()
+        finally:
+            done.set()
+
+    shoal.run_threads(2, pe, {"symmetric_size": "64M", "timeout": 1.0})
 
 
 add_tests(globals(), lambda: run_checks(4, __name__))
