@@ -92,8 +92,10 @@ class Ranks:
         tokens = max(call.tokens for call in calls)
         key = mine.top_k, experts, mine.dtype
         group = self._groups.get(key)
-        if group is None or group.options["max_tokens"] < tokens or (
-            group.options["hidden"] < mine.hidden
+        if (
+            group is None
+            or group.options["max_tokens"] < tokens
+            or (group.options["hidden"] < mine.hidden)
         ):
             group = self._groups[key] = self._make_group(group, mine, tokens)
         return group
