@@ -4,8 +4,9 @@
     received = shoal.torch.dispatch(group, x, topk_idx, topk_weights)
     x = shoal.torch.combine(group, experts(received), received)
 
-`gate` selects experts from router logits; `low_latency` is a layer for decoding. `group` is a shoal.ep.Group. The operators are
-torch.ops.shoal.dispatch, .redispatch and .combine. `MoE` is a layer made of them.
+`gate` selects experts from router logits; `low_latency` is a layer for decoding. `group` is a
+shoal.ep.Group. The operators are torch.ops.shoal.dispatch, .redispatch and .combine. `MoE` is a
+layer made of them.
 """
 
 from .expert_major import ExpertMajorReceived
