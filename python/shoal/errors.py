@@ -22,6 +22,15 @@ class Error(RuntimeError):
         found = re.search(r"\bSHOAL-N\d+", str(self))
         return found and found[0]
 
+    def late_pe(self) -> str:
+        """The PE for which the call waited, such as "PE 2"; "another PE" where it is not named."""
+        found = re.search(r"\b(PE \d+) last reported", str(self))
+        return found[1] if found else "another PE"
+
+    def also(self, text: str) -> Error:
+        """The same error with a text behind its message."""
+        return type(self)(f"{str(self).rstrip('.')}; {text}")
+
 
 class InvalidArgumentError(Error, ValueError):
     """A value is outside its limits. Nothing was sent, and the object stays usable."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every Python block of the guide and the README runs; those of a page in order, as one program.
+A block that is not run has the line `<!-- not run: REASON -->` before its fence.
 
 Blocks of other languages: tests/tools/test_guide.py."""
 
@@ -39,6 +40,7 @@ def blocks_of(page, language):
     return [
         (text.count("\n", 0, match.start()) + 2, textwrap.dedent(match[2]))
         for match in pattern.finditer(text)
+        if not re.search(r"<!-- not run: .+ -->\n$", text[: match.start()])
     ]
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expert-major dispatch and combine of shoal.torch on 4 ranks against one process."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -148,15 +150,15 @@ def check_weights_of_other_dtypes_and_none(world):
         out.square().sum().backward()
         assert given.grad.dtype is dtype
         close(out, alone(x, idx, given.float(), matrices()))
-    close(
-        spread(group, x, idx, None, experts), alone(x, idx, torch.ones_like(weights), matrices())
-    )
+    close(spread(group, x, idx, None, experts), alone(x, idx, torch.ones_like(weights), matrices()))
     plain = shoal.torch.dispatch(group, x, idx, None)
     assert plain.topk_weights is None
     close(
         shoal.torch.combine(group, plain.x, plain),
-        x * ((idx.unsqueeze(-1) // group.local_experts == torch.arange(4)) & (idx >= 0)[..., None])
-        .any(1).sum(1, keepdim=True),
+        x
+        * ((idx.unsqueeze(-1) // group.local_experts == torch.arange(4)) & (idx >= 0)[..., None])
+        .any(1)
+        .sum(1, keepdim=True),
     )
     with pytest.raises(shoal.InvalidArgumentError, match="topk_weights has dtype torch.int64"):
         shoal.torch.dispatch(group, x, idx, idx)
@@ -173,12 +175,51 @@ def check_bfloat16(world):
     torch.testing.assert_close(out.float(), expected, rtol=2**-7, atol=0)
 
 
+def check_low_latency_layer(world):
+    group = shoal.ep.Group(world.team, **OPTIONS | {"hidden": 128, "low_latency_max_tokens": 24})
+    me, here = group.team.my_pe, group.local_experts
+    _, idx, weights = batch(me)
+    x = torch.randn(idx.shape[0], 128).bfloat16()
+
+    def experts(rows, counts):
+        """Expert e multiplies by e + 1."""
+        assert rows.shape == (here, 4 * 24, 128)
+        assert counts.shape == (here,)
+        return rows * torch.arange(me * here + 1, (me + 1) * here + 1)[:, None, None]
+
+    out = shoal.torch.low_latency(group, x, idx, weights.double(), experts)
+    factor = torch.where(idx < 0, 0, weights * (idx + 1)).sum(1, keepdim=True)
+    torch.testing.assert_close(out.float(), x.float() * factor, rtol=0.02, atol=1e-2)
+    with pytest.raises(shoal.InvalidArgumentError, match="x has dtype torch.float32; allowed"):
+        shoal.torch.low_latency(group, x.float(), idx, weights, experts)
+
+
 def check_worst_case_rows_are_refused(world):
     group = shoal.ep.Group(world.team, **OPTIONS)
     with pytest.raises(shoal.InvalidArgumentError, match="worst_case_rows is 4; allowed"):
-        shoal.torch.dispatch(
-            group, *batch(group.team.my_pe), expert_major=True, worst_case_rows=4
-        )
+        shoal.torch.dispatch(group, *batch(group.team.my_pe), expert_major=True, worst_case_rows=4)
+
+
+@pytest.mark.parametrize("expert_major", [True, False])
+def test_skipped_backward_is_named(expert_major):
+    done = threading.Event()
+
+    def pe(world):
+        group = shoal.ep.Group(world.team, **OPTIONS)
+        x, idx, weights = batch(world.my_pe)
+        x.requires_grad_()
+        received = shoal.torch.dispatch(group, x, idx, weights, expert_major=expert_major)
+        out = shoal.torch.combine(group, 2 * received.x, received)
+        if world.my_pe == 1:
+            assert done.wait(30)
+            return
+        try:
+            with pytest.raises(shoal.TimeoutError, match="combine.*did PE 1 skip backward()?"):
+                out.sum().backward()
+        finally:
+            done.set()
+
+    shoal.run_threads(2, pe, {"symmetric_size": "64M", "timeout": 1.0})
 
 
 add_tests(globals(), lambda: run_checks(4, __name__))

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 if dist.is_initialized():  # in a rank; accelerate would load DeepSpeed, whose needs are missing
     sys.modules["deepspeed"] = None
@@ -79,10 +80,7 @@ def path_of(family):
 
 def spread(family, tp=1, ep=RANKS, path=None, **options):
     config = DistributedConfig(
-        tp_size=tp,
-        fsdp_size=RANKS // tp,
-        ep_size=ep,
-        ep_implementation="shoal",
+        tp_size=tp, fsdp_size=RANKS // tp, ep_size=ep, ep_implementation="shoal"
     )
     return AutoModelForCausalLM.from_pretrained(
         path or path_of(family), distributed_config=config, dtype=torch.float32, **options
@@ -192,6 +190,18 @@ def check_other_number_of_ranks(world):
     compare_parameters(reloaded, expected, "data")
     one = batch(dist.get_rank(), 0)
     torch.testing.assert_close(reloaded(**one).loss, expected(**one).loss, rtol=1e-5, atol=1e-5)
+
+
+def check_distributed_checkpoint(world):
+    model, path = spread("mixtral"), f"{os.environ['SHOAL_TEST_MODELS']}/checkpoint"
+    train(model, [[batch(dist.get_rank(), 0)]])
+    dcp.save({"model": model.state_dict()}, checkpoint_id=path)
+    other = spread("mixtral")
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=path)
+    other.load_state_dict(state["model"])
+    for parameter, loaded in zip(model.parameters(), other.parameters()):
+        assert torch.equal(whole(parameter), whole(loaded))
 
 
 def check_generation(world):

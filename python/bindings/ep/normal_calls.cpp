@@ -373,16 +373,15 @@ nb::tuple NormalCalls::dispatch_expert_major(nb::handle x, nb::handle layout, nb
   copies.numbered = !is_new;
   copies.launch.stream = options.launch.stream;
   expand(copies);
-  return nb::make_tuple(out, out_weights,
-                        is_new ? nb::cast(std::move(made)) : nb::borrow(layout));
+  return nb::make_tuple(out, out_weights, is_new ? nb::cast(std::move(made)) : nb::borrow(layout));
 }
 
 nb::tuple NormalCalls::combine_expert_major(nb::handle y, const ExpertMajorLayout& layout,
                                             nb::handle weights, std::uintptr_t stream) {
   ep::CombineOptions options;
   options.weights = view_of(weights, "weights");
-  options.topk_rows = view_of_new(layout.topk_rows, DataType::int32,
-                                  layout.layout.handle.result_rows(), top_k_);
+  options.topk_rows =
+      view_of_new(layout.topk_rows, DataType::int32, layout.layout.handle.result_rows(), top_k_);
   options.launch = launch_on(stream);
   return sum(view_of(y, "y"), y, layout.layout.handle, options);
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import ep
 from .._core import World
-from ..errors import Error, MismatchError
+from ..errors import Error, MismatchError, TimeoutError
 
 _HEAP_BYTES = 64 << 30  # of address space; memory is taken on use
 _FEWEST_TOKENS = 128  # capacity of a group, so that few calls make a larger one
@@ -75,7 +75,14 @@ class Ranks:
                 f"shoal: rows of {x.dtype}; allowed: {', '.join(str(dtype) for dtype in _DTYPES)}"
             )
         mine = Call(*x.shape, topk_idx.shape[1], experts, _DTYPES.index(x.dtype), layer)
-        calls = [Call(*_CALL.unpack(one)) for one in self.team.exchange(_CALL.pack(*mine))]
+        try:
+            parts = self.team.exchange(_CALL.pack(*mine))
+        except TimeoutError as error:
+            raise error.also(
+                f"{error.late_pe()} has called no layer in this time (has its loop ended? did it "
+                "run another forward or backward? generate() needs synced_gpus=True)"
+            ) from None
+        calls = [Call(*_CALL.unpack(one)) for one in parts]
         for rank, call in enumerate(calls):
             if call.shape() != mine.shape():
                 raise MismatchError(
@@ -85,8 +92,10 @@ class Ranks:
         tokens = max(call.tokens for call in calls)
         key = mine.top_k, experts, mine.dtype
         group = self._groups.get(key)
-        if group is None or group.options["max_tokens"] < tokens or (
-            group.options["hidden"] < mine.hidden
+        if (
+            group is None
+            or group.options["max_tokens"] < tokens
+            or (group.options["hidden"] < mine.hidden)
         ):
             group = self._groups[key] = self._make_group(group, mine, tokens)
         return group

@@ -4,12 +4,13 @@
     received = shoal.torch.dispatch(group, x, topk_idx, topk_weights)
     x = shoal.torch.combine(group, experts(received), received)
 
-`gate` selects experts from router logits. `group` is a shoal.ep.Group. The operators are
-torch.ops.shoal.dispatch, .redispatch and .combine. `MoE` is a layer made of them.
+`gate` selects experts from router logits; `low_latency` is a layer for decoding. `group` is a
+shoal.ep.Group. The operators are torch.ops.shoal.dispatch, .redispatch and .combine. `MoE` is a
+layer made of them.
 """
 
 from .expert_major import ExpertMajorReceived
-from .functions import Received, combine, dispatch, gate
+from .functions import Received, combine, dispatch, gate, low_latency
 from .moe import MoE, grouped_linear
 from .ops import register
 
@@ -21,5 +22,6 @@ __all__ = [
     "dispatch",
     "gate",
     "grouped_linear",
+    "low_latency",
     "register",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .. import _allocation
+from ..errors import PeerFailedError, TimeoutError
 from .._core.ep import NormalCalls, TorchCalls, TorchLayout
 from . import ops
 
@@ -69,6 +70,23 @@ def _stream(tensor: Tensor) -> int:
         return 0
     # The function of torch's compiled code; torch.cuda.current_stream() is much slower.
     return torch._C._cuda_getCurrentRawStream(tensor.device.index) or 1  # 1: the default stream
+
+
+class backward_of:
+    """Says of a failure in it that a rank may have skipped backward."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, (TimeoutError, PeerFailedError)):
+            raise error.also(
+                f"in the backward of a {self.call}, which every rank runs; did {error.late_pe()} "
+                "skip backward()?"
+            ) from None
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -150,7 +168,8 @@ class _Dispatch(Function):
     @staticmethod
     def backward(ctx, grad_x, grad_weights):
         (handle,) = ctx.saved_tensors
-        return *combine(grad_x, grad_weights, handle, ops.layout_of(handle).group), None
+        with backward_of("dispatch"):
+            return *combine(grad_x, grad_weights, handle, ops.layout_of(handle).group), None
 
 
 class _Exchange(Function):
@@ -184,7 +203,8 @@ class _Sum(Function):
     @staticmethod
     def backward(ctx, grad_rows):
         (handle,) = ctx.saved_tensors
-        return redispatch(grad_rows, None, handle, ops.layout_of(handle).group)[0], None
+        with backward_of("combine"):
+            return redispatch(grad_rows, None, handle, ops.layout_of(handle).group)[0], None
 
 
 # Function.apply without its check of functorch, which `fits` excludes: faster.

@@ -51,7 +51,8 @@ class _Copies(Function):
 
     @staticmethod
     def backward(ctx, grad_rows, grad_weights, _):
-        return *_sums(grad_rows, grad_weights if ctx.weighted else None, ctx), None, None
+        with eager.backward_of("dispatch"):
+            return *_sums(grad_rows, grad_weights if ctx.weighted else None, ctx), None, None
 
 
 class _Sums(Function):
@@ -68,7 +69,8 @@ class _Sums(Function):
     @staticmethod
     def backward(ctx, grad_sums, grad_weights):
         weights = grad_weights if ctx.weighted else None
-        rows, row_weights, _ = _Copies.apply(grad_sums, weights, ctx.group, ctx.layout)
+        with eager.backward_of("combine"):
+            rows, row_weights, _ = _Copies.apply(grad_sums, weights, ctx.group, ctx.layout)
         return rows, row_weights if ctx.weighted else None, None, None
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
@@ -129,6 +130,40 @@ def combine(group: Any, y: Tensor, received: Received | ExpertMajorReceived) -> 
     if eager.fits(y, received.handle):
         return eager.combine_rows(y, received.handle, group)
     return torch.ops.shoal.combine(y, None, received.handle, _number(group), received.tokens)[0]
+
+
+@torch.no_grad()
+def low_latency(
+    group: Any,
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    experts: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """A layer of experts in low-latency mode, for decoding. Collective, without gradients.
+
+        y = shoal.torch.low_latency(group, x, topk_idx, topk_weights, experts)
+
+    group: with `low_latency_max_tokens`. x: bfloat16 [tokens, hidden]. topk_idx: [tokens, top_k],
+    -1: no expert. topk_weights: [tokens, top_k] of a floating-point dtype, by which combine
+    multiplies. experts: a function of rows [local experts, ranks * low_latency_max_tokens, hidden]
+    and counts, int32 [local experts], the valid rows of each; it returns the experts' output in the
+    same shape, and may write it into the rows. Returns [tokens, hidden].
+
+    All ranks choose the mode alike: by a number that they have agreed on, not by their own tokens.
+
+    Raises InvalidArgumentError for rows of another dtype: low-latency rows are bfloat16, and a
+    model in float32 would lose precision. Otherwise as `Group.low_latency_dispatch` does.
+    """
+    if x.dtype is not torch.bfloat16:
+        raise InvalidArgumentError(
+            f"shoal.torch.low_latency: x has dtype {x.dtype}; allowed: torch.bfloat16, as rows "
+            "travel; shoal.torch.dispatch keeps float32"
+        )
+    received = group.low_latency_dispatch(x, topk_idx, quantize="none").receive()
+    y = experts(received.x, received.counts)
+    weights = topk_weights.float()
+    return group.low_latency_combine(y, topk_idx, weights, received.handle).receive()
 
 
 @torch.no_grad()
