@@ -267,8 +267,8 @@ detail::AnyDispatched Normal::describe(const detail::DispatchCall& call,
   if (handle->expert_alignment > 0)
     received.expert_first_row =
         from_handle(handle->arrays.expert_first_row, shape.local_experts + 1);
-  received.handle = shoal::detail::Access::make<Handle>(
-      std::shared_ptr<const detail::HandleState>(handle));
+  received.handle =
+      shoal::detail::Access::make<Handle>(std::shared_ptr<const detail::HandleState>(handle));
   return received;
 }
 
