@@ -57,6 +57,7 @@ class EpBench {
 
   std::vector<Measurement> run() {
     measure_normal();
+    measure_expert_major();
     measure_sums_of_rows();
     measure_unpack();
     for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
@@ -142,6 +143,62 @@ class EpBench {
                      {.weights = {}, .bias = {}, .out = output_for(batch)});
       check_output(batch, output_.as<std::uint16_t>(), shape_, normal_error(false), when);
     }
+  }
+
+  /// The first tokens of a batch, so few that their expert-major rows have room for every routing.
+  Batch part_of(const Batch& batch) const {
+    Batch part = batch;
+    part.tokens = std::max<std::int64_t>(1, batch.tokens / std::min(shape_.top_k, local_experts_));
+    for (Tensor* const tensor : {&part.x, &part.topk_idx, &part.weights})
+      tensor->shape[0] = part.tokens;
+    return part;
+  }
+
+  /// Pairs with a row for each (token, expert), whose experts write into the rows.
+  void measure_expert_major() {
+    std::vector<Batch> parts;
+    for (const Batch& batch : batches_) parts.push_back(part_of(batch));
+    const auto dispatch = [&](const Batch& part) {
+      ep::ExpertMajorOptions options;
+      options.weights = part.weights;
+      return group_.dispatch_expert_major(part.x, group_.route(part.topk_idx), options);
+    };
+    const auto combine = [&](const Batch& part, const ep::ExpertMajorDispatched& received) {
+      group_.combine(received.x, received.handle,
+                     {.weights = {}, .bias = {}, .out = output_for(part)});
+    };
+    const auto check = [&](const char* when) {
+      std::vector<std::int64_t> one(static_cast<std::size_t>(shape_.top_k), -1);
+      for (const Batch& part : parts) {
+        const ep::ExpertMajorDispatched received = dispatch(part);
+        for (std::int64_t row = 0; row < *received.rows; ++row) {
+          one[0] = received.topk_idx->as<std::int64_t>()[row];
+          std::uint16_t* const x = received.x.as<std::uint16_t>() + row * shape_.hidden;
+          apply_experts(x, x, one.data(), received.topk_weights->as<float>() + row,
+                        me_ * local_experts_, shape_);
+        }
+        combine(part, received);
+        check_output(part, output_.as<std::uint16_t>(), shape_, normal_error(true), when);
+      }
+    };
+    check("before the expert-major chain");
+    PairTimes times;
+    for (std::int64_t i = -shape_.dropped; i < shape_.iterations; ++i) {
+      const Batch& part = parts[static_cast<std::size_t>((i + shape_.dropped) % kBatches)];
+      const Times start = now();
+      const ep::ExpertMajorDispatched received = dispatch(part);
+      const Times middle = now();
+      combine(part, received);
+      if (i < 0) continue;
+      times.dispatch += middle - start;
+      times.combine += now() - middle;
+      times.rows += static_cast<double>(*received.rows);
+    }
+    check("after the expert-major chain");
+    const auto n = static_cast<double>(shape_.iterations);
+    const double bytes = times.rows / n * static_cast<double>(shape_.row_bytes());
+    add("expert-major dispatch bf16", times.dispatch / n, bytes);
+    add("expert-major combine bf16", times.combine / n, bytes);
   }
 
   /// Rows of the top-k slots of a batch: for each slot with an expert here, its row in expert

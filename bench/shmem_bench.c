@@ -62,6 +62,9 @@ static void reduce(size_t bytes) {
 static void all_to_all(size_t bytes) {
   shmem_alltoall64(symmetric_b, symmetric_a, bytes / 8 / (size_t)n, 0, 0, n, sync_array);
 }
+static void malloc_free(size_t bytes) {
+  shmem_free(shmem_malloc(bytes));
+}
 
 struct Row {
   const char* name;
@@ -75,6 +78,7 @@ static const struct Row rows[] = {
     {"add", add, 0, 8, 8},           {"compare_swap", compare_swap, 0, 8, 8},
     {"barrier", barrier, 1, 8, 8},   {"broadcast", broadcast, 1, 8, kMost},
     {"reduce", reduce, 1, 8, kMost}, {"alltoall", all_to_all, 1, 64, kMost},
+    {"malloc+free", malloc_free, 1, 64, 64},
 };
 
 static const size_t sizes[] = {8, 64, 512, 4096, 32768, 262144, kMost};
