@@ -200,6 +200,24 @@ def check_worst_case_rows_are_refused(world):
         shoal.torch.dispatch(group, *batch(group.team.my_pe), expert_major=True, worst_case_rows=4)
 
 
+def test_compiled_code_breaks_its_graph():
+    with shoal.World.open({"symmetric_size": "64M"}) as world:
+        group = shoal.ep.Group(world.team, **OPTIONS)
+        x, idx, weights = batch(0)
+        x.requires_grad_()
+
+        def layer(x):
+            received = shoal.torch.dispatch(group, 2 * x, idx, weights, expert_major=True)
+            y = received.x * received.topk_weights.unsqueeze(1)
+            return shoal.torch.combine(group, y, received) + 1
+
+        out = torch.compile(layer, backend="eager")(x)
+        factor = 2 * weights.masked_fill(idx < 0, 0).sum(1, keepdim=True)
+        close(out, factor * x + 1)
+        out.sum().backward()
+        close(x.grad, factor.expand_as(x))
+
+
 @pytest.mark.parametrize("expert_major", [True, False])
 def test_skipped_backward_is_named(expert_major):
     done = threading.Event()

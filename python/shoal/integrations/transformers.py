@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
 from .. import torch as shoal_torch
+from ..torch.functions import outside_graphs
 from .ranks import Ranks, ranks_of
 
 __all__ = ["ShoalEP", "clip_grad_norm_", "gathered_state_dict", "parallelize"]
@@ -49,7 +50,8 @@ class _Layer:
         self.number = ranks.add_layer()
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        group = self.ranks.group_for(hidden_states, top_k_index, self.experts, self.number)
+        group_for = outside_graphs(self.ranks.group_for)
+        group = group_for(hidden_states, top_k_index, self.experts, self.number)
         received = shoal_torch.dispatch(
             group, hidden_states, top_k_index, top_k_weights, expert_major=True
         )

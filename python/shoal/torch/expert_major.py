@@ -79,7 +79,6 @@ def _sums(y: Tensor, weights: Tensor | None, of: Any) -> tuple[Tensor, Tensor | 
     return sums, None if weights is None else sums_of_weights
 
 
-@torch.compiler.disable
 def dispatch(
     group: Any, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None
 ) -> ExpertMajorReceived:
@@ -96,7 +95,6 @@ def dispatch(
     )
 
 
-@torch.compiler.disable
 def combine(group: Any, y: Tensor, received: ExpertMajorReceived) -> Tensor:
     """See shoal.torch.combine."""
     return _Sums.apply(y, None, group, received.layout)[0]

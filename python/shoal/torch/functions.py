@@ -16,6 +16,12 @@ from .eager import Received
 from .expert_major import ExpertMajorReceived
 
 
+def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Breaks the graph at a call in compiled code. torch.compiler.disable would import Dynamo when
+    this module is imported."""
+    return torch._dynamo.disable(function) if torch.compiler.is_dynamo_compiling() else function
+
+
 def _number(group: Any) -> int:
     # Dynamo would run the registration after the graph; it turns id() into a guarded constant.
     return id(group) if torch.compiler.is_compiling() else ops.register(group)
@@ -85,7 +91,7 @@ def dispatch(
                 f"shoal.torch.dispatch: worst_case_rows is {worst_case_rows}; allowed with "
                 "expert_major: 0"
             )
-        return by_expert.dispatch(group, x, topk_idx, topk_weights)
+        return outside_graphs(by_expert.dispatch)(group, x, topk_idx, topk_weights)
     if topk_weights is None:  # the operators have weights, so these travel and nobody reads them
         unread = torch.ones(topk_idx.shape, dtype=torch.float32, device=x.device)
         return dispatch(
@@ -122,7 +128,7 @@ def combine(group: Any, y: Tensor, received: Received | ExpertMajorReceived) -> 
     ranks of its experts, and is collective too.
     """
     if isinstance(received, ExpertMajorReceived):
-        return by_expert.combine(group, y, received)
+        return outside_graphs(by_expert.combine)(group, y, received)
     if not torch.compiler.is_dynamo_compiling():
         sums = eager.try_combine(group, y, received)
         if sums is not None:
