@@ -28,6 +28,10 @@ def from_torch(group: Any = None, settings: dict[str, Any] | None = None) -> Wor
             "World.from_torch: torch.distributed is not initialised; call init_process_group first"
         )
     group = group if group is not None else dist.group.WORLD
+    if dist.get_rank(group) < 0:
+        raise InvalidArgumentError(
+            "shoal: World.from_torch: this process is no rank of the given process group"
+        )
     timeout = _timeout_of(group)
     if timeout is not None and "timeout" not in (settings or {}):
         if "SHOAL_TIMEOUT_MS" not in os.environ:

@@ -24,7 +24,7 @@ class Error(RuntimeError):
 
     def late_pe(self) -> str:
         """The PE for which the call waited, such as "PE 2"; "another PE" where it is not named."""
-        found = re.search(r"\b(PE \d+) last reported", str(self))
+        found = re.search(r"\b(PE \d+)(?= last reported|: \w)", str(self))
         return found[1] if found else "another PE"
 
     def also(self, text: str) -> Error:

@@ -138,6 +138,8 @@ def check_ranks_without_tokens_or_rows(world):
     close(out, 2 * x)
     out.sum().backward()
     close(x.grad, torch.full_like(x, 2))
+    with pytest.raises(shoal.InvalidArgumentError, match=r"y is .*; it must have the \d rows"):
+        shoal.torch.combine(group, torch.zeros(5, HIDDEN), received)
 
 
 def check_weights_of_other_dtypes_and_none(world):

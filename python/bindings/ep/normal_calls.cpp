@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../arrays/arrays.hpp"
+#include "../check.hpp"
 #include "shoal/world.hpp"
 
 namespace shoal::python {
@@ -378,12 +379,16 @@ nb::tuple NormalCalls::dispatch_expert_major(nb::handle x, nb::handle layout, nb
 
 nb::tuple NormalCalls::combine_expert_major(nb::handle y, const ExpertMajorLayout& layout,
                                             nb::handle weights, std::uintptr_t stream) {
+  const TensorView rows = view_of(y, "y");
+  if (rows.rank != 2 || rows.shape[0] != layout.rows)
+    fail(Code::invalid_argument, "combine: y is {}; it must have the {} rows of its dispatch",
+         rows.describe(), layout.rows);
   ep::CombineOptions options;
   options.weights = view_of(weights, "weights");
   options.topk_rows =
       view_of_new(layout.topk_rows, DataType::int32, layout.layout.handle.result_rows(), top_k_);
   options.launch = launch_on(stream);
-  return sum(view_of(y, "y"), y, layout.layout.handle, options);
+  return sum(rows, y, layout.layout.handle, options);
 }
 
 nb::tuple NormalCalls::combine(nb::handle y, const ep::Handle& handle, nb::handle weights,

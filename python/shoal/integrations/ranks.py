@@ -6,20 +6,24 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import struct
+import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import ep
+from .. import _unwinding, ep
 from .._core import World
-from ..errors import Error, MismatchError, TimeoutError
+from ..errors import Error, InvalidArgumentError, MismatchError, TimeoutError
 
 _HEAP_BYTES = 64 << 30  # of address space; memory is taken on use
 _FEWEST_TOKENS = 128  # capacity of a group, so that few calls make a larger one
+_CLOSE_S = 30.0  # of the other ranks, at the end of the program
 _CALL = struct.Struct("<6q")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -90,27 +94,20 @@ class Ranks:
                     "run the same layers in the same order (generate() needs synced_gpus=True)"
                 )
         tokens = max(call.tokens for call in calls)
-        key = mine.top_k, experts, mine.dtype
+        key = mine.hidden, mine.top_k, experts, mine.dtype
         group = self._groups.get(key)
-        if (
-            group is None
-            or group.options["max_tokens"] < tokens
-            or (group.options["hidden"] < mine.hidden)
-        ):
+        if group is None or group.options["max_tokens"] < tokens:
             group = self._groups[key] = self._make_group(group, mine, tokens)
         return group
 
     def _make_group(self, old: Any, call: Call, tokens: int) -> Any:
         # Layers that wait for backward keep the old group, whose memory returns after them.
-        hidden, capacity = call.hidden, _FEWEST_TOKENS
-        if old is not None:
-            hidden = max(hidden, old.options["hidden"])
-            capacity = old.options["max_tokens"]
+        capacity = _FEWEST_TOKENS if old is None else old.options["max_tokens"]
         while capacity < tokens:
             capacity *= 2
         return ep.Group(
             self.team,
-            hidden=hidden,
+            hidden=call.hidden,
             top_k=call.top_k,
             experts=call.experts,
             max_tokens=capacity,
@@ -127,6 +124,8 @@ _open: weakref.WeakKeyDictionary[Any, Ranks] = weakref.WeakKeyDictionary()
 
 def ranks_of(group: dist.ProcessGroup, device: torch.device) -> Ranks:
     """The Ranks of a process group; the first call for a group is collective."""
+    if dist.get_rank(group) < 0:
+        raise InvalidArgumentError("shoal: this process is no rank of the given process group")
     ranks = _open.get(group)
     if ranks is None or not ranks.world.is_open:
         ranks = _open[group] = Ranks(group, device)
@@ -135,6 +134,33 @@ def ranks_of(group: dist.ProcessGroup, device: torch.device) -> Ranks:
 
 @atexit.register
 def _close_all() -> None:
+    """Closes with the other ranks. A program that ends by an exception fails them instead, and one
+    whose peers do not end ends without them."""
+    error = _unwinding.unwinding_exception()
     for ranks in list(_open.values()):
+        if error is not None:
+            _unwinding.fail_world(ranks.world, error)
+            continue
+        late = Error(f"the other ranks have not ended their programs within {_CLOSE_S:.0f} s")
         with contextlib.suppress(Error):  # a rank that has failed has said so
-            ranks.close()
+            with _limited(_CLOSE_S, late):
+                ranks.close()
+
+
+@contextlib.contextmanager
+def _limited(seconds: float, error: Error) -> Iterator[None]:
+    """Raises `error` after this time, in the main thread, whose waits run handlers of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(_number: int, _frame: Any) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -11,13 +11,17 @@ Needs transformers 5.24 or later.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
 from .. import torch as shoal_torch
@@ -90,14 +94,73 @@ class ShoalEP(EPImplementation):
         return sliced.full_tensor()
 
 
-_PARALLEL = "_shoal_experts"  # attribute of a model: its Experts
+_PARALLEL = "_shoal_experts"  # attribute of a model: its _Experts
 
 
 class _Experts:
     """The experts of a model that parallelize has spread."""
 
     def __init__(self, group: dist.ProcessGroup, names: list[str]) -> None:
-        self.group, self.names = group, frozenset(names)
+        self.group, self.names = group, names  # in the order of the model, the same on all ranks
+
+
+class _Scaled(Function):
+    """The identity, whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+class _SpreadLayer(_Layer):
+    """A module of experts of parallelize. The gradients inside of it are those of the mean of the
+    ranks' losses, whatever parameters it has by then."""
+
+    def __init__(self, ranks: Ranks, group: dist.ProcessGroup, module: nn.Module) -> None:
+        self.size, self.group, self.module = dist.get_world_size(group), group, module
+        self.experts_forward = module.forward
+        super().__init__(ranks, self._scaled, module.num_experts)
+        self.checked: Any = None
+
+    def _scaled(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        inner = (_Scaled.apply(tensor, float(self.size)) for tensor in (rows, weights))
+        rows, weights = inner
+        return _Scaled.apply(self.experts_forward(rows, ids, weights), 1 / self.size)
+
+    def __call__(self, *given: Tensor) -> Tensor:
+        wrapper = DistributedDataParallel._active_ddp_module
+        if wrapper is not None and wrapper is not self.checked:
+            self._check(wrapper)
+            self.checked = wrapper
+        return super().__call__(*given)
+
+    def _check(self, wrapper: Any) -> None:
+        own = {id(parameter) for parameter in self.module.parameters()}
+        if any(id(parameter) in own for parameter in getattr(wrapper, "_module_parameters", ())):
+            raise ValueError(
+                "parallelize: DistributedDataParallel has taken the experts for replicas, because "
+                "it wraps another module than parallelize returned; name them with "
+                "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model"
+            )
+        ours, theirs = (
+            dist.get_process_group_ranks(group) for group in (self.group, wrapper.process_group)
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"parallelize: the experts are spread over ranks {ours}, DistributedDataParallel "
+                f"averages over {theirs}; allowed: the same (process_group=)"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SpreadLayer:
+        raise TypeError("parallelize: a spread model has no copies; copy it before")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("parallelize: save gathered_state_dict(model), not the model")
 
 
 def parallelize(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
@@ -111,12 +174,15 @@ def parallelize(model: nn.Module, process_group: dist.ProcessGroup | None = None
     transformers. Rank r keeps the r-th share. Call it before an optimizer is made. Collective.
 
     The gradients of experts are those of the mean of the ranks' losses, as DistributedDataParallel
-    makes those of other parameters; it leaves experts alone. Every rank runs forward and backward
-    equally often; generate() goes on until all ranks have finished (synced_gpus). Use
-    `clip_grad_norm_` and `gathered_state_dict` of this module.
+    makes those of other parameters, over the same ranks; it leaves experts alone. Every rank runs
+    forward and backward equally often; generate() goes on until all ranks have finished
+    (synced_gpus). Use `clip_grad_norm_` and `gathered_state_dict` of this module;
+    model.save_pretrained needs `state_dict=gathered_state_dict(model)`. For FSDP use
+    DistributedConfig.
 
     Raises ValueError where the model has no such module, where the number of experts is no multiple
-    of the number of ranks, or where the model is spread already.
+    of the number of ranks, where experts take other arguments than those of transformers, or where
+    the model is spread already.
     """
     if hasattr(model, _PARALLEL):
         raise ValueError("parallelize: the experts of this model are spread over ranks already")
@@ -134,27 +200,44 @@ def parallelize(model: nn.Module, process_group: dist.ProcessGroup | None = None
                 f"parallelize: {name} has {module.num_experts} experts; allowed: multiples of the "
                 f"{size} ranks"
             )
+        arguments = list(inspect.signature(module.forward).parameters)
+        if len(arguments) != 3:
+            raise ValueError(
+                f"parallelize: {name}, a {type(module).__name__}, takes {arguments}; allowed: "
+                "hidden_states, top_k_index, top_k_weights"
+            )
     ranks = ranks_of(group, next(model.parameters()).device)
     names = []
     for name, module in found.items():
         here = module.num_experts // size
+        layer = _SpreadLayer(ranks, group, module)
         for key, parameter in list(module.named_parameters(recurse=False)):
             part = parameter.detach()[rank * here : (rank + 1) * here].clone()
-            part = nn.Parameter(part, requires_grad=parameter.requires_grad)
-            if part.requires_grad:
-                part.register_hook(lambda gradient: gradient / size)
-            setattr(module, key, part)
+            setattr(module, key, nn.Parameter(part, requires_grad=parameter.requires_grad))
             names.append(f"{name}.{key}")
-        layer = _Layer(ranks, module.forward, module.num_experts)
         module.num_experts, module.forward = here, layer
     setattr(model, _PARALLEL, _Experts(group, names))
     ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
     model._ddp_params_and_buffers_to_ignore = ignored + names
-    model.register_forward_pre_hook(_refuse_empty_batch, with_kwargs=True)
+    model.register_forward_pre_hook(_check_call, with_kwargs=True)
     if hasattr(model, "generate"):
         generate = model.generate
         model.generate = lambda *args, **kwargs: generate(*args, **{"synced_gpus": True, **kwargs})
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained = _saver(model.save_pretrained)
     return model
+
+
+def _saver(save: Callable[..., Any]) -> Callable[..., Any]:
+    def save_pretrained(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("state_dict") is None:
+            raise ValueError(
+                "save_pretrained: this rank has a part of the experts; pass "
+                "state_dict=gathered_state_dict(model), which all ranks call"
+            )
+        return save(*args, **kwargs)
+
+    return save_pretrained
 
 
 def _modules_of_experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -165,9 +248,14 @@ def _modules_of_experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _refuse_empty_batch(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    ids = kwargs.get("input_ids", args[0] if args else None)
-    if isinstance(ids, Tensor) and ids.shape[0] == 0:
+def _check_call(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    if isinstance(model, FSDPModule):
+        raise ValueError(
+            "parallelize: fully_shard has taken the experts for replicas; use DistributedConfig("
+            'fsdp_size=, ep_size=, ep_implementation="shoal") in place of parallelize'
+        )
+    given = [*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+    if any(isinstance(one, Tensor) and one.shape[0] == 0 for one in given):
         raise ValueError(
             f"{type(model).__name__}: a batch of 0 sequences, which transformers does not accept; "
             "pad it with one sequence whose loss does not count"
@@ -192,11 +280,11 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     """
     model, experts = _experts_of("clip_grad_norm_", model)
     sums = {True: torch.zeros(()), False: torch.zeros(())}
-    gradients = []
+    names, gradients = frozenset(experts.names), []
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             gradients.append(parameter.grad)
-            is_expert = name in experts.names
+            is_expert = name in names
             square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
             sums[is_expert] = sums[is_expert].to(square.device) + square
     of_experts = sums[True].to(next(model.parameters()).device)
@@ -204,7 +292,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     norm = (of_experts + sums[False].to(of_experts.device)).sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
-        gradient.mul_(factor.to(gradient.dtype))
+        gradient.mul_(factor.to(gradient.device))  # a float32 scalar, also for narrower gradients
     return norm
 
 

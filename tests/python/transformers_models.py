@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models of transformers, in one process and on ranks, and what tests compare."""
+
+import os
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+
+if dist.is_initialized():  # in a rank; accelerate would load DeepSpeed, whose needs are missing
+    sys.modules["deepspeed"] = None
+pytest.importorskip("transformers", minversion="5.24")
+pytest.importorskip("accelerate")
+
+import transformers
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+import shoal.integrations.transformers  # registers "shoal"
+
+RANKS, EXPERTS, STEPS = 4, 8, 3
+COMMON = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def config_of(family):
+    if family == "mixtral":
+        return transformers.MixtralConfig(**COMMON, num_local_experts=EXPERTS)
+    if family == "olmoe":
+        return transformers.OlmoeConfig(**COMMON, num_experts=EXPERTS)
+    if family == "gpt-oss":
+        return transformers.GptOssConfig(
+            **COMMON, num_local_experts=EXPERTS, head_dim=8, sliding_window=16
+        )
+    if family == "qwen3":
+        return transformers.Qwen3MoeConfig(
+            **COMMON, num_experts=EXPERTS, moe_intermediate_size=16, head_dim=8
+        )
+    return transformers.DeepseekV3Config(
+        **{**COMMON, "num_key_value_heads": 4},
+        moe_intermediate_size=16,
+        n_routed_experts=EXPERTS,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+    )
+
+
+def path_of(family):
+    """A folder with the weights of a small model, which the first rank writes."""
+    path = f"{os.environ['SHOAL_TEST_MODELS']}/{family}"
+    if dist.get_rank() == 0 and not os.path.exists(path):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config_of(family)).save_pretrained(path)
+    dist.barrier()
+    return path
+
+
+def spread(family, tp=1, ep=RANKS, path=None, **options):
+    config = DistributedConfig(
+        tp_size=tp, fsdp_size=RANKS // tp, ep_size=ep, ep_implementation="shoal"
+    )
+    return AutoModelForCausalLM.from_pretrained(
+        path or path_of(family), distributed_config=config, dtype=torch.float32, **options
+    ).train()
+
+
+def alone(family, **options):
+    return AutoModelForCausalLM.from_pretrained(
+        path_of(family), dtype=torch.float32, **options
+    ).train()
+
+
+def batch(rank, step):
+    """Token ids of different shapes by rank. All tokens of rank 2 are padding in step 1."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    ids = torch.randint(3, 97, (1 + rank % 2, 5 + 3 * rank), generator=generator)
+    mask = torch.ones_like(ids)
+    if rank == 2 and step == 1:
+        ids, mask = torch.zeros_like(ids), torch.zeros_like(mask)
+        mask[:, -1] = 1
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def whole(value):
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def compare_parameters(model, expected, what):
+    expected = dict(expected.named_parameters())
+    for name, parameter in model.named_parameters():
+        value, other = whole(getattr(parameter, what)), getattr(expected[name], what)
+        difference = (value - other).norm() / other.norm().clamp(min=1e-6)
+        assert difference < 2e-5, f"{what} of {name} differs by {difference:.1e}"
+
+
+def train(model, batches):
+    """Steps with the mean loss of `batches`, a list of lists by step. Returns the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for given in batches:
+        optimizer.zero_grad()
+        for one in given:
+            loss = model(**one).loss
+            (loss / len(given)).backward()
+            losses.append(loss.item())
+        optimizer.step()
+    return losses
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder_of_models(tmp_path_factory):
+    os.environ["SHOAL_TEST_MODELS"] = str(tmp_path_factory.mktemp("models"))
+    yield
+    del os.environ["SHOAL_TEST_MODELS"]
