@@ -20,7 +20,15 @@ import headers  # noqa: E402  (a neighbour)
 PICTURES = {".svg", ".png"}
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
-PYTHON = ["shoal", "shoal.ep", "shoal.torch", "shoal.jax", "shoal.observe", "deep_ep"]
+PYTHON = [
+    "shoal",
+    "shoal.ep",
+    "shoal.torch",
+    "shoal.integrations.transformers",
+    "shoal.jax",
+    "shoal.observe",
+    "deep_ep",
+]
 API = {
     "C++": ["include/shoal", "include/shoal/ep"],
     "C": ["include/shoal/c"],
