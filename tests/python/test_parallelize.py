@@ -105,7 +105,7 @@ def check_wrappers_that_would_average_experts(world):
         def forward(self, **given):
             return self.model(**given)
 
-    with pytest.raises(ValueError, match="has taken the experts for replicas"):
+    with pytest.raises(ValueError, match="has taken the experts of this rank for replicas"):
         ddp(Wrapped())(**one)
     pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
     half = parallelize(alone("mixtral"), pairs[dist.get_rank() // 2])

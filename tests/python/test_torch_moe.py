@@ -99,6 +99,18 @@ def check_copies_and_pickles(world):
     group.close()
 
 
+def check_data_parallel(world):
+    """DistributedDataParallel that ignores the experts, and one that would average them."""
+    group = shoal.ep.Group(world.team, **OPTIONS)
+    spread, alone = layers(group)
+    ddp, x = torch.nn.parallel.DistributedDataParallel, torch.randn(4, HIDDEN)
+    with pytest.raises(ValueError, match="has taken the experts of this rank for replicas"):
+        ddp(copy.deepcopy(spread))(x)
+    ddp._set_params_and_buffers_to_ignore_for_model(spread, ["w_in", "w_out"])
+    close(ddp(spread)(x), alone(x))
+    group.close()
+
+
 def check_rank_without_tokens(world):
     """It takes part: its experts receive rows and get gradients."""
     for group in each_group(world, OPTIONS):

@@ -26,6 +26,7 @@ from transformers.distributed.expert_parallel import EPImplementation, EPImpleme
 
 from .. import torch as shoal_torch
 from ..torch.functions import outside_graphs
+from ..torch.moe import refuse_replicated
 from .ranks import Ranks, ranks_of
 
 __all__ = ["ShoalEP", "clip_grad_norm_", "gathered_state_dict", "parallelize"]
@@ -128,8 +129,7 @@ class _SpreadLayer(_Layer):
         self.checked: Any = None
 
     def _scaled(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        inner = (_Scaled.apply(tensor, float(self.size)) for tensor in (rows, weights))
-        rows, weights = inner
+        rows, weights = (_Scaled.apply(tensor, float(self.size)) for tensor in (rows, weights))
         return _Scaled.apply(self.experts_forward(rows, ids, weights), 1 / self.size)
 
     def __call__(self, *given: Tensor) -> Tensor:
@@ -140,13 +140,7 @@ class _SpreadLayer(_Layer):
         return super().__call__(*given)
 
     def _check(self, wrapper: Any) -> None:
-        own = {id(parameter) for parameter in self.module.parameters()}
-        if any(id(parameter) in own for parameter in getattr(wrapper, "_module_parameters", ())):
-            raise ValueError(
-                "parallelize: DistributedDataParallel has taken the experts for replicas, because "
-                "it wraps another module than parallelize returned; name them with "
-                "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model"
-            )
+        refuse_replicated(self.module)
         ours, theirs = (
             dist.get_process_group_ranks(group) for group in (self.group, wrapper.process_group)
         )

@@ -92,7 +92,8 @@ def dispatch(
                 "expert_major: 0"
             )
         return outside_graphs(by_expert.dispatch)(group, x, topk_idx, topk_weights)
-    if topk_weights is None:  # the operators have weights, so these travel and nobody reads them
+    if topk_weights is None:
+        # The operators always send weights. These are dropped when they arrive.
         unread = torch.ones(topk_idx.shape, dtype=torch.float32, device=x.device)
         return dispatch(
             group, x, topk_idx, unread, worst_case_rows=worst_case_rows, copy_out=copy_out

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from . import functions, ops
 
@@ -75,6 +76,22 @@ grouped_linear.register_autograd(_linear_backward, setup_context=_save)
 grouped_outer.register_autograd(_outer_backward, setup_context=_save)
 
 
+def refuse_replicated(experts: nn.Module) -> None:
+    """Raises ValueError in the forward of a DistributedDataParallel that takes the parameters of
+    these experts for replicas: it gives all ranks those of the first one, and averages their
+    gradients."""
+    wrapper = DistributedDataParallel._active_ddp_module
+    if wrapper is None:
+        return
+    own = {id(parameter) for parameter in experts.parameters(recurse=False)}
+    if any(id(parameter) in own for parameter in getattr(wrapper, "_module_parameters", ())):
+        raise ValueError(
+            "DistributedDataParallel has taken the experts of this rank for replicas; name their "
+            "parameters with DistributedDataParallel._set_params_and_buffers_to_ignore_for_model "
+            "for the module that it wraps"
+        )
+
+
 class MoE(nn.Module):
     """A mixture of SwiGLU experts: [..., hidden] -> [..., hidden].
 
@@ -89,8 +106,8 @@ class MoE(nn.Module):
     parameters of the local experts, `w_in` [local experts, hidden, 2 * intermediate] and `w_out`
     [local experts, intermediate, hidden], and forward and backward are collective. The router's
     parameters must be equal on all ranks; the caller synchronizes them as any data-parallel
-    parameter. Gradients of experts include the tokens of all ranks. Without a group all experts
-    are local.
+    parameter. Gradients of experts include the tokens of all ranks, so DistributedDataParallel has
+    to ignore them. Without a group all experts are local.
 
     worst_case_rows: as for `dispatch`; torch.compile then makes one graph of the layer.
 
@@ -162,6 +179,8 @@ class MoE(nn.Module):
         topk_idx, topk_weights = self.route(tokens)
         if self.group is None:
             return self.expert_output(tokens, topk_idx, topk_weights).view_as(x)
+        if not torch.compiler.is_compiling():
+            refuse_replicated(self)
         received = functions.dispatch(
             self.group,
             tokens,

@@ -100,7 +100,7 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
     return peers[rank] == nullptr ? nullptr : peers[rank] - block_offset + offset;
   }
   Pe world_pe(std::int32_t rank) const { return team.world_pe(rank); }
-  /// What sets `timeout`, for messages.
+  /// The option or setting from which `timeout` was taken; messages name it.
   const char* timeout_setting() const {
     return options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS";
   }
