@@ -40,6 +40,8 @@ struct AnyDispatched {
                                                         const Routing& routing,
                                                         const AnyDispatchOptions& options,
                                                         Future after = {});
+/// True if a plain dispatch finds room for its result where no CUDA graph writes. Any thread.
+[[nodiscard]] bool has_room_beside_graphs(const Group& group);
 void unpack(Group& group, const AnyDispatched& received, const UnpackOptions& to);
 
 }  // namespace shoal::ep::detail

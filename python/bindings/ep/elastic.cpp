@@ -217,7 +217,8 @@ nb::object ElasticCalls::dispatch(const Dispatch& call, const Events& events) {
   options.all_weights = !call.weights.is_none();
   CallReceived sent = calls.send(rows.rows.view, cached ? nullptr : &routing,
                                  cached ? &layout->layout.handle : nullptr, options, rows.scales,
-                                 !captured && calls.has_room());
+                                 layout->expanded ? NormalCalls::Place::passing
+                                                  : calls.place(captured));
   if (!cached) {
     made.layout = sent.layout;
     made.topk_idx = sent.topk_idx;

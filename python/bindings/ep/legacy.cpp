@@ -237,7 +237,7 @@ nb::object LegacyCalls::dispatch(nb::handle x, nb::handle handle, nb::handle per
   NormalCalls& calls = *target.get();
   CallReceived sent = calls.send(rows.rows.view, cached ? nullptr : &target.routing,
                                  cached ? &target.layout->handle : nullptr, options, rows.scales,
-                                 !is_captured && calls.has_room());
+                                 calls.place(is_captured));
   const nb::object none = nb::none();
   const nb::object got = rows.scaled() ? nb::object(nb::make_tuple(sent.x, sent.scales)) : sent.x;
   if (cached) return nb::make_tuple(got, none, none, none, none, tensors_.no_event());

@@ -270,21 +270,26 @@ NormalCalls::SideTensors NormalCalls::allocate_side(std::int64_t rows,
   return made;
 }
 
+NormalCalls::Place NormalCalls::place(bool captured) const {
+  const bool room = held() < most_held_ && (captured || ep::detail::has_room_beside_graphs(group_));
+  return room ? Place::held : Place::copied;
+}
+
 nb::object NormalCalls::take_x(ep::detail::AnyDispatched& received, Stream stream,
-                               bool stays) const {
+                               Place place) const {
   Tensor x = std::exchange(received.x, {});
   x.owner = std::make_shared<HeldResult>(results_, stream, std::move(x.owner));
   nb::object tensor = exchange_object(results_->type, x);
   if (!tensor.is_valid())
     tensor = nb::module_::import_("torch").attr("from_dlpack")(output(std::move(x), kReady));
-  return stays ? tensor : nb::object(tensor.attr("clone")());
+  return place == Place::copied ? nb::object(tensor.attr("clone")()) : tensor;
 }
 
 CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routing,
                                const ep::Handle* handle, ep::detail::AnyDispatchOptions options,
-                               nb::handle scales, bool stays, bool clear_unused, Counts counts) {
+                               nb::handle scales, Place place, bool clear_unused, Counts counts) {
   const bool is_new = handle == nullptr;
-  options.transient = !stays;  // take_x copies the rows on the stream of the call
+  options.transient = place != Place::held;  // take_x copies the rows on the stream of the call
   // Known sizes: the arrays come first, and one stretch without the GIL does the rest.
   std::int64_t count = options.worst_case_rows;
   if (count == 0 && !is_new) count = handle->result_rows();
@@ -316,7 +321,7 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
     fill(received);
   }
   CallReceived result;
-  result.x = take_x(received, options.launch.stream, stays);
+  result.x = take_x(received, options.launch.stream, place);
   result.scales = std::move(side.scales);
   result.topk_idx = std::move(side.topk_idx);
   result.topk_weights = std::move(side.topk_weights);
@@ -338,8 +343,8 @@ CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle w
   options.launch = launch_on(stream);
   const bool is_new = nb::isinstance<CallRouting>(layout);
   return send(rows, is_new ? &nb::cast<const CallRouting&>(layout).routing : nullptr,
-              is_new ? nullptr : &nb::cast<const ep::Handle&>(layout), options, nb::none(), stays,
-              clear_unused);
+              is_new ? nullptr : &nb::cast<const ep::Handle&>(layout), options, nb::none(),
+              stays ? Place::held : Place::copied, clear_unused);
 }
 
 nb::tuple NormalCalls::dispatch_expert_major(nb::handle x, nb::handle layout, nb::handle weights,
@@ -353,7 +358,7 @@ nb::tuple NormalCalls::dispatch_expert_major(nb::handle x, nb::handle layout, nb
   ExpertMajorLayout& of = is_new ? made : nb::cast<ExpertMajorLayout&>(layout);
   const CallReceived sent =
       send(rows, is_new ? &nb::cast<const CallRouting&>(layout).routing : nullptr,
-           is_new ? nullptr : &of.layout.handle, options, nb::none(), !captured());
+           is_new ? nullptr : &of.layout.handle, options, nb::none(), Place::passing);
   if (is_new) {
     made.layout = sent.layout;
     made.topk_idx = sent.topk_idx;
@@ -444,8 +449,8 @@ std::optional<CallReceived> NormalCalls::try_exchange(nb::handle x, nb::handle t
     const nb::gil_scoped_release released;
     routing = group_.route(indices, options.launch);
   }
-  return send(rows, &routing, nullptr, options, nb::none(), !copy_out, worst_case_rows > 0,
-              Counts::no);
+  return send(rows, &routing, nullptr, options, nb::none(),
+              copy_out ? Place::copied : Place::held, worst_case_rows > 0, Counts::no);
 }
 
 nb::object NormalCalls::try_sum(nb::handle y, const ep::Handle& handle) {

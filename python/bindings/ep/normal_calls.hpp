@@ -112,11 +112,18 @@ class NormalCalls {
   /// combine without weights, of any dtype; a null object in place of None.
   nb::object try_sum(nb::handle y, const ep::Handle& handle);
 
-  /// Sends along a routing or a handle, whichever is given, and unpacks. stays: as in dispatch.
   enum class Counts : bool { no, yes };  ///< whether a layout has more than source_token
+  /// Where the rows of a result lie. `passing`: in the group's memory, for work that the caller
+  /// queues before it releases them and calls again.
+  enum class Place { copied, held, passing };
+  /// Sends along a routing or a handle, whichever is given, and unpacks.
   CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
-                    ep::detail::AnyDispatchOptions options, nb::handle scales, bool stays,
+                    ep::detail::AnyDispatchOptions options, nb::handle scales, Place place,
                     bool clear_unused = false, Counts counts = Counts::yes);
+  /// Held, where the group's memory has room for this result and one more; else copied. Results of
+  /// captured calls lie where those of other captured calls lay that are released, and plain ones
+  /// where no graph writes.
+  Place place(bool captured) const;
   /// A dispatch whose rows are not read, for its handle.
   ep::Handle dispatch_rows(const TensorView& rows, const ep::Routing& routing,
                            const ep::detail::AnyDispatchOptions& options);
@@ -149,8 +156,6 @@ class NormalCalls {
   std::int64_t top_k() const { return top_k_; }
   std::int64_t max_tokens() const { return max_tokens_; }
   std::int64_t max_scales() const { return max_scales_; }
-  /// True if the group's memory has room for one more result.
-  bool has_room() const { return held() < most_held_; }
 
  private:
   struct SideTensors;
@@ -158,7 +163,7 @@ class NormalCalls {
   SideTensors allocate_side(std::int64_t rows, const ep::detail::AnyDispatchOptions& options,
                             nb::handle scales, bool is_new, Counts counts);
   bool take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const;
-  nb::object take_x(ep::detail::AnyDispatched& received, Stream stream, bool stays) const;
+  nb::object take_x(ep::detail::AnyDispatched& received, Stream stream, Place place) const;
 
   ep::Group& group_;  ///< which results_ keeps
   PlainTensors tensors_;

@@ -195,6 +195,11 @@ std::future<AnyDispatched> dispatch_async(Group& group, const ConstTensorView& x
   });
 }
 
+bool has_room_beside_graphs(const Group& group) {
+  const auto& state = state_of(group);
+  return state == nullptr || state->arena.has_plain_room();
+}
+
 void unpack(Group& group, const AnyDispatched& received, const UnpackOptions& to) {
   GroupState& state = idle_for(group, "unpack", received.handle);
   refusable(state, CallKind::normal, [&] {

@@ -89,6 +89,12 @@ class Arena {
     std::lock_guard lock(mutex_);
     return regions_.size();
   }
+  /// True if a tight arena has room for a plain result of any size, where no graph writes.
+  bool has_plain_room() const {
+    std::lock_guard lock(mutex_);
+    if (kept_.empty() || most_ == 0) return true;
+    return regions_.size() < most_ && end_place(size_ / most_, false).has_value();
+  }
   /// True if regions are kept for graphs.
   bool keeps() const {
     std::lock_guard lock(mutex_);

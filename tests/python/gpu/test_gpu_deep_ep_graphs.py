@@ -56,6 +56,7 @@ def test_any_number_of_pairs_in_graphs(pairs, mode):
         def normal(out, cached):
             rows, ids, weights, _, handle, _ = send()
             if cached:
+                del rows  # its room is that of the next result
                 rows = buffer.dispatch(x, handle=handle)[0]
             y = weighted_expert_output(rows, ids, weights, experts)
             out.copy_(buffer.combine(y, handle)[0])
@@ -110,6 +111,48 @@ def test_any_number_of_pairs_in_graphs(pairs, mode):
         return results_stay(buffer, send)
 
     assert all(with_buffer(ranks, body, num_nvl_bytes=1 << 20, **low_latency(ranks)))
+
+
+def test_results_that_a_capture_holds():
+    """Several at once, and until the replay: those without room are copied, and plain results next
+    to them too."""
+
+    def body(buffer, comm):
+        rank = comm.Get_rank()
+        x, topk_ids, topk_weights = make_inputs(rank, N, 18)
+
+        def send():
+            return buffer.dispatch(
+                x,
+                topk_idx=topk_ids,
+                topk_weights=topk_weights,
+                num_worst_tokens=2 * N,
+                **layout_of(buffer, topk_ids),
+            )
+
+        expected = [x.clone() for x in send()[:1]]
+        settle()
+        comm.Barrier()
+        held = []
+        graph, _ = capture(lambda: held.extend(send() for _ in range(3)))
+        comm.Barrier()
+        for _ in range(3):
+            plain = [send() for _ in range(3)]
+            graph.replay()
+            settle()
+            for rows, ids, *_ in held + plain:
+                used = (ids >= 0).any(1)
+                assert torch.equal(rows[used], expected[0][used])
+        del rows, ids, plain
+        held.clear()
+        graph.replay()  # writes where the released results were
+        assert not results_stay(buffer, send)
+        settle()
+        comm.Barrier()
+        del graph
+        return results_stay(buffer, send)
+
+    assert all(with_buffer(2, body, num_nvl_bytes=1 << 20))
 
 
 def test_cached_dispatch_in_a_graph():
