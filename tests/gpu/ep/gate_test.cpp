@@ -145,7 +145,7 @@ TEST(EpGpuGate, SmallErrors) {
   };
   refused(Code::invalid_argument, "GateArrays.topk_idx is int64 [3, 1]",
           [](auto&, auto&, auto& to) { to.topk_idx.shape[1] = 1; });
-  refused(Code::invalid_argument, "in the memory of the logits",
+  refused(Code::invalid_argument, "is wanted, where the logits are",
           [](auto&, auto&, auto& to) { to.topk_weights.device = {}; });
   refused(Code::unsupported, "GateOptions::experts is 5000; on GPUs at most 4096",
           [](auto& logits, auto& options, auto&) {
