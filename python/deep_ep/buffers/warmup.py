@@ -34,7 +34,7 @@ _REHEARSED_TOKENS = 16
 ROUNDS = {"cpu": 2, "cuda": 1}
 _CPU = torch.device("cpu")
 # Errors of a group that no rank can create.
-_REFUSALS = (
+REFUSALS = (
     shoal.errors.InvalidArgumentError,
     shoal.errors.UnsupportedError,
     shoal.errors.ExhaustedError,
@@ -227,7 +227,7 @@ def _first_group(runtime: Runtime, num_bytes: int, known: Known) -> NormalGroup:
         # More experts take more memory, and no program has more than a few hundred.
         shape = GroupShape(known.hidden, top_k, -(-_MOST_EXPERTS // ranks) * ranks)
         # Limits of sizes are those of the first dispatch, which reports them.
-        with contextlib.suppress(*_REFUSALS):
+        with contextlib.suppress(*REFUSALS):
             return _agreed_group(runtime, shape, power_of_two(known.tokens))
     shape = GroupShape(hidden=1024, top_k=1, experts=ranks)
     # Two results and a staging area, of bfloat16 rows from every rank.

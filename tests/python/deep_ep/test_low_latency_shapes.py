@@ -62,8 +62,9 @@ def expect_pair(buffer, ranks, top_k=K):
     end = time.monotonic()
     reached = topk_idx < E // 4 * ranks
     want = x.float() * (weights * reached).sum(1, keepdim=True)
-    status = torch.zeros(4, dtype=torch.int32)
-    buffer.low_latency_query_mask_buffer(status)
+    status = torch.tensor([0] * ranks + [1] * (4 - ranks), dtype=torch.int32)
+    if buffer.enable_shrink:
+        buffer.low_latency_query_mask_buffer(status)
     difference, wrong = calc_diff(sums, want), ~torch.isclose(sums.float(), want, 1e-2, 1e-2)
     tokens = wrong.any(1).nonzero().flatten().tolist()
     found = (
@@ -101,14 +102,33 @@ def check_sizes_from_warmup(_):
 
 
 def check_another_top_k_replaces_the_default(_):
-    buffer = make_buffer(enable_shrink=True)
-    groups = buffer._groups._groups
-    assert [key[1] for key in groups] == [8]
-    expect_pair(buffer, 4)
-    assert [key[1] for key in groups] == [K]
-    expect_pair(buffer, 4, top_k=3)
-    assert [key[1] for key in groups] == [K, 3]
-    buffer.destroy()
+    for enable_shrink in (False, True):
+        buffer = make_buffer(enable_shrink=enable_shrink)
+        groups = buffer._groups._groups
+        assert [key[1] for key in groups] == [8]
+        expect_pair(buffer, 4)
+        assert [key[1] for key in groups] == [K]
+        expect_pair(buffer, 4, top_k=3)
+        assert [key[1] for key in groups] == [K, 3]
+        buffer.destroy()
+
+
+def check_a_guess_that_does_not_fit_is_dropped(_):
+    create = shoal.ep.Group
+
+    def refuse(team, **options):
+        if options["top_k"] == 8:
+            raise shoal.errors.ExhaustedError("too large for this test")
+        return create(team, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shoal.ep, "Group", refuse)
+        buffer = make_buffer()
+        assert not buffer._groups._groups
+        expect_pair(buffer, 4)
+        buffer.destroy()
+        with pytest.raises(shoal.errors.ExhaustedError):  # the caller's own top-k
+            make_buffer(num_topk=8)
 
 
 def check_another_shape_replaces_that_of_the_hint(_):

@@ -81,10 +81,10 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         allow_nvlink_for_normal_mode=False does the same with and without low_latency_mode. SHOAL_*
         variables come before all three. allow_mnnvl, use_fabric: accepted without effect; Shoal
         selects its memory handles (SHOAL_CUDA_HANDLE).
-        num_topk: top-k of low-latency calls, for ``warmup_low_latency`` here with the sizes of the
-        size hint that num_rdma_bytes equals; default: EP_LOW_LATENCY_TOPK, else 8 with
-        enable_shrink. preinitialize: ``warmup`` here, with the three sizes before it and num_topk;
-        without these, with the sizes of that hint.
+        num_topk: top-k of low-latency calls, whose memory is taken here with the sizes of the size
+        hint that num_rdma_bytes equals; default: EP_LOW_LATENCY_TOPK, else 8. preinitialize:
+        ``warmup`` here, with the three sizes before it and num_topk; without these, with the sizes
+        of that hint.
 
         Raises ValueError without group and comm, RuntimeError for sizes that are not multiples of
         128, and with preinitialize where sizes are unknown.
@@ -138,9 +138,7 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         self._low_latency = low_latency_calls(self.runtime, self._groups)
         self._local_memory = LocalMemory(num_nvl_bytes, num_rdma_bytes, self.runtime.device)
         if low_latency_mode:
-            known = EarlyShapes.agree(self.runtime, num_rdma_bytes, num_topk, enable_shrink)
-            if known is not None:
-                self._groups.create("Buffer", *known, early=True)
+            self._groups.create_early(num_topk)
         self._prepare(preinitialize)
         self.explicitly_destroy = explicitly_destroy
 

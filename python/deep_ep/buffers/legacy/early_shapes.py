@@ -3,7 +3,7 @@
 
 Programs call the size hint before they create a buffer, and pass its result. The hint therefore
 tells tokens, hidden size and experts; the number of bytes identifies the call. Top-k is no argument
-of the hint: it comes from the caller, the environment, or a default.
+of the hint: it comes from the caller or the environment, else it is guessed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 from ... import config as sizes
 from ..runtime import Runtime
 
-_DEFAULT_TOPK = 8
+_USUAL_TOPK = 8
 
 
 class EarlyShapes:
@@ -43,11 +43,11 @@ class EarlyShapes:
 
     @classmethod
     def agree(
-        cls, runtime: Runtime, num_bytes: int, top_k: int, enable_shrink: bool
+        cls, runtime: Runtime, num_bytes: int, top_k: int
     ) -> tuple[int, int, int, int] | None:
-        """(tokens, hidden, experts, top-k) that all ranks know, else None. Collective."""
+        """(tokens, hidden, experts, top-k) that all ranks know or guess, else None. Collective."""
         known = cls.of_hint(num_bytes, runtime.num_ranks, top_k)
-        if known is None and enable_shrink and top_k == 0:
-            known = cls.of_hint(num_bytes, runtime.num_ranks, _DEFAULT_TOPK)
+        if known is None and top_k == 0:
+            known = cls.of_hint(num_bytes, runtime.num_ranks, _USUAL_TOPK)
         records = runtime.team.exchange(cls._RECORD.pack(*(known or (0, 0, 0, 0))))
         return known if all(record == records[0] for record in records) else None

@@ -4,6 +4,7 @@ the one path of its calls in C++."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 
@@ -22,7 +23,9 @@ from ..calls import setup
 from ..checks import require_experts, require_tensor
 from ..groups import GroupShape
 from ..runtime import Runtime
+from ..warmup import REFUSALS
 from . import nvfp4, received_weights
+from .early_shapes import EarlyShapes
 from .handles import LowLatencyHandle
 
 
@@ -36,18 +39,14 @@ class LowLatencyGroups:
         self._masked: set[int] = set()
         self._early: tuple[int, int, int, int] | None = None
 
-    def get(
-        self, hidden: int, top_k: int, experts: int, max_tokens: int, early: bool = False
-    ) -> LowLatencyGroup:
+    def get(self, hidden: int, top_k: int, experts: int, max_tokens: int) -> LowLatencyGroup:
         """The group of this shape. Collective when it creates the group.
 
-        An ``early`` group, whose shape a size hint gives, is closed where the first request has
-        another shape: kernels depend on the number of groups, and a hint must not change them.
+        An early group is closed where the first request has another shape: kernels depend on the
+        number of groups, and a hint must not change them.
         """
         key = (hidden, top_k, experts, max_tokens)
-        if early:
-            self._early = key
-        elif (guessed := self._early) is not None:
+        if (guessed := self._early) is not None:
             self._early = None
             if key != guessed:
                 self._groups.pop(guessed).close()
@@ -78,18 +77,28 @@ class LowLatencyGroups:
             raise
 
     def create(
-        self,
-        call: str,
-        max_tokens: int,
-        hidden: int,
-        num_experts: int,
-        top_k: int,
-        early: bool = False,
+        self, call: str, max_tokens: int, hidden: int, num_experts: int, top_k: int
     ) -> LowLatencyGroup:
         """``get`` with checked sizes."""
         self.check_sizes(call, max_tokens, hidden, num_experts)
         native_assert(top_k > 0, f"{call}: num_topk is {top_k}; at least 1 is allowed")
-        return self.get(hidden, top_k, num_experts, max_tokens, early)
+        return self.get(hidden, top_k, num_experts, max_tokens)
+
+    def create_early(self, num_topk: int) -> None:
+        """Creates the group of the shape that a size hint of this process gives, if there is one,
+        so that the first call takes no memory and loads no kernels. Collective.
+
+        num_topk: 0 where the caller gave none.
+        """
+        known = EarlyShapes.agree(self._runtime, self._num_rdma_bytes, num_topk)
+        if known is None:
+            return
+        max_tokens, hidden, experts, top_k = known
+        # Calls of another top-k may fit where the guessed one does not.
+        refusals = () if num_topk > 0 or self._enable_shrink else REFUSALS
+        with contextlib.suppress(*refusals):
+            self.create("Buffer", *known)
+            self._early = (hidden, top_k, experts, max_tokens)
 
     def check_sizes(self, call: str, max_tokens: int, hidden: int, num_experts: int) -> None:
         ranks = self._runtime.num_ranks

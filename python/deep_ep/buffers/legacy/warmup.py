@@ -145,7 +145,7 @@ class WarmBuffer:
         if not self.low_latency_mode:
             return None
         runtime, num_bytes = self.runtime, self.num_rdma_bytes
-        hinted = EarlyShapes.agree(runtime, num_bytes, shape.top_k, False)
+        hinted = EarlyShapes.agree(runtime, num_bytes, shape.top_k)
         if hinted is not None:
             return hinted
         of_these = (max_tokens, shape.hidden, runtime.num_ranks, shape.experts)
