@@ -105,6 +105,13 @@ __device__ inline void red_release_sys_add(std::uint64_t* address, std::uint64_t
                : "memory");
 }
 
+/// red.relaxed.sys.add: unordered.
+__device__ inline void red_relaxed_sys_add(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)),
+               "l"(value)
+               : "memory");
+}
+
 /// fence.acq_rel.sys
 __device__ inline void fence_acq_rel_sys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");

@@ -230,19 +230,33 @@ __device__ bool quiet(S scope, const World& world) {
   return scope.all(ok);
 }
 
+namespace detail {
+
+/// One thread's signal. kReleases: it releases what the thread has stored or acquired before, which
+/// takes as long as the signal itself.
+template <bool kReleases>
+__device__ void signal_by_one(const World& world, std::uint64_t* flag, SignalOp op,
+                              std::uint64_t value, Pe pe) {
+  std::uint64_t* const word = reach(world, flag, sizeof *flag, pe);
+  if (word == nullptr)
+    signal_unreached(world, flag, op, value, pe);
+  else if (op == SignalOp::add)
+    kReleases ? ptx::red_release_sys_add(word, value) : ptx::red_relaxed_sys_add(word, value);
+  else
+    kReleases ? ptx::st_release_sys(word, value) : ptx::st_relaxed_sys(word, value);
+}
+__device__ inline void signal_unordered(const World& world, std::uint64_t* flag, SignalOp op,
+                                        std::uint64_t value, Pe pe) {
+  signal_by_one<false>(world, flag, op, value, pe);
+}
+
+}  // namespace detail
+
 template <SHOAL_SCOPE S>
 __device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalOp op,
                        std::uint64_t value, Pe pe) {
   scope.sync();
-  if (scope.rank() != 0) return;
-  std::uint64_t* const word = detail::reach(world, flag, sizeof *flag, pe);
-  if (word == nullptr) {
-    detail::signal_unreached(world, flag, op, value, pe);
-  } else if (op == SignalOp::add) {
-    ptx::red_release_sys_add(word, value);
-  } else {
-    ptx::st_release_sys(word, value);
-  }
+  if (scope.rank() == 0) detail::signal_by_one<true>(world, flag, op, value, pe);
 }
 
 template <SHOAL_SCOPE S, typename T>
