@@ -313,8 +313,8 @@ std::vector<SettingInfo> collective_rows() {
       advanced(number(
           "SHOAL_COLLECTIVE_PACKET_LIMIT", "", scope, &S::collective_packet_limit,
           "Largest data per PE that a collective of GPUs sends as packets, also limited by "
-          "SHOAL_COLLECTIVE_SCRATCH: a quarter of it divided by the number of PEs. The same on "
-          "all PEs.",
+          "SHOAL_COLLECTIVE_SCRATCH: a quarter of it divided by the number of PEs, and where a "
+          "block moves data in a kernel, by 20 KiB. The same on all PEs.",
           0, std::int64_t{1} << 30)),
       advanced(number(
           "SHOAL_COLLECTIVE_ONE_SHOT_LIMIT", "", scope, &S::collective_one_shot_limit,

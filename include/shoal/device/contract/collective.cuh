@@ -29,7 +29,9 @@
 // are then undefined, and the team is out of step and no longer usable.
 //
 // How. Up to Team::packet_limit bytes per PE travel as packets of 8 bytes and the epoch of the
-// call, which the receiver polls: no flag, fence or barrier. Larger ones run between two barriers.
+// call, which the receiver polls: no flag, fence or barrier. Larger ones run between two barriers,
+// as do those that move above 20 KiB by a block, 6 KiB by a warpgroup, 1.5 KiB by a warp or 48 B by
+// a thread.
 #pragma once
 
 #include <cstddef>

@@ -11,15 +11,25 @@
 // may have 1024 threads, and then 64 registers for all that they call.
 #pragma once
 
+#include <cstddef>
+#include <type_traits>
+
 #include <shoal/device/ptx.cuh>
 #include <shoal/device/scope.cuh>
 #include <shoal/device/types.hpp>
 
 namespace shoal::device::detail {
 
+// kPacketBytes: from more bytes on, two barriers and copies take less time than packets, each of
+// which costs a thread a store and polls. About six packets a thread (two H200); a constant of the
+// type, because the blocks of all PEs must agree.
 template <SHOAL_SCOPE S>
 struct ScopeCrew {
   static constexpr bool kOwnKernel = false;
+  static constexpr std::size_t kPacketBytes = std::is_same_v<S, Thread>      ? 48
+                                              : std::is_same_v<S, Warp>      ? 1536
+                                              : std::is_same_v<S, Warpgroup> ? 6 << 10
+                                                                             : 20 << 10;
   S scope;
 
   __device__ unsigned rank() const { return scope.rank(); }
@@ -38,6 +48,7 @@ struct ScopeCrew {
 /// All threads of a grid with one dimension.
 struct GridCrew {
   static constexpr bool kOwnKernel = true;
+  static constexpr std::size_t kPacketBytes = static_cast<std::size_t>(-1);
   __device__ unsigned rank() const { return blockIdx.x * blockDim.x + threadIdx.x; }
   __device__ unsigned size() const { return gridDim.x * blockDim.x; }
   __device__ unsigned group_rank() const { return threadIdx.x; }

@@ -32,6 +32,12 @@ __device__ constexpr int polled_at_once() {
   return Crew::kOwnKernel ? 4 : 3;
 }
 
+/// True if `bytes` bytes per PE travel as packets; the same on all PEs.
+template <typename Crew>
+__device__ bool by_packets(const Team& team, std::size_t bytes) {
+  return team.packets != nullptr && bytes <= team.packet_limit && bytes <= Crew::kPacketBytes;
+}
+
 template <typename Crew>
 __device__ void write_block(const Crew& crew, const World& world, const Team& team,
                             std::byte* target, const std::byte* source, std::size_t bytes, Pe pe) {
@@ -56,7 +62,7 @@ __device__ bool broadcast_by(const Crew& crew, const World& world, const Team& t
   }
   if (!crew.all(fits)) return false;
   const std::uint64_t epoch = next_epoch(team, *team.epoch);
-  if (team.packets != nullptr && bytes <= team.packet_limit) {
+  if (by_packets<Crew>(team, bytes)) {
     const bool ok = exchange_packets<polled_at_once<Crew>()>(
         crew, world, team, epoch, packets_of(bytes), root,
         [&](std::size_t k, Pe) { return load_data<T>(source, bytes, k); },
@@ -84,7 +90,7 @@ __device__ bool spread_by(const Crew& crew, const World& world, const Team& team
   const std::size_t source_bytes = stride == 0 ? bytes : target_bytes;
   if (!crew.all(usable(world, team, target, target_bytes, source, source_bytes))) return false;
   const std::uint64_t epoch = next_epoch(team, *team.epoch);
-  if (team.packets != nullptr && bytes <= team.packet_limit) {
+  if (by_packets<Crew>(team, bytes)) {
     const bool ok = exchange_packets<polled_at_once<Crew>()>(
         crew, world, team, epoch, packets_of(bytes), -1,
         [&](std::size_t k, Pe pe) {
