@@ -61,7 +61,7 @@ void check_route(const test::EpCase& c, bool wide) {
   params.rank_counts = got.given_ranks.data();
   params.expert_counts = got.given_experts.data();
   params.node_counts = &got.given_nodes;
-  launch_normal_route(params, nullptr);
+  launch_normal_route(params, false, nullptr);
 
   EXPECT_EQ(got.topk_idx, topk);
   EXPECT_EQ(got.rank_counts, want->tokens_per_rank);

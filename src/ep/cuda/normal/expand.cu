@@ -10,6 +10,7 @@
 // The shared memory holds the next row of each expert.
 #include "ep/cuda/device/group.cuh"
 #include "ep/cuda/normal/device/kernels.cuh"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -130,7 +131,9 @@ __device__ void clear_padding(const NormalExpand& params) {
 
 __global__ void __launch_bounds__(kThreads, 1)
     expand_kernel(const __grid_constant__ NormalExpand params) {
-  extern __shared__ std::int32_t next[];
+  auto* const next = reinterpret_cast<std::int32_t*>(ptx::dynamic_shared());
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
   const std::int64_t all = params.rows;
   const std::int64_t rows =
@@ -160,9 +163,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void launch_expand(const NormalExpand& params, std::int32_t blocks, cudaStream_t stream) {
-  const std::size_t shared = static_cast<std::size_t>(params.experts) * sizeof(std::int32_t);
-  expand_kernel<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(params);
+void launch_expand(const NormalExpand& params, std::int32_t blocks, bool overlap_launches,
+                   cudaStream_t stream) {
+  NormalPlan plan;
+  plan.overlap_launches = overlap_launches;
+  plan.blocks = blocks;
+  plan.warps = kThreads / 32;
+  plan.shared_bytes = static_cast<std::uint32_t>(params.experts * sizeof(std::int32_t));
+  launch(expand_kernel, params, plan, stream);
 }
 
 void preload_expand() {

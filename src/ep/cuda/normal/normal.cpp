@@ -88,7 +88,7 @@ void preload_once(int device, int shared_bytes) {
 
 void launch_unpack(const detail::AnyDispatched& received,
                    const std::vector<detail::ArrayCopy>& copies, bool clear_unused,
-                   cudaStream_t stream) {
+                   bool overlap_launches, cudaStream_t stream) {
   NormalUnpack params{};
   if (clear_unused && received.x.size() > 0) {
     const TensorView& x = received.x;
@@ -116,7 +116,7 @@ void launch_unpack(const detail::AnyDispatched& received,
                                      .by_row = Divisor(static_cast<std::uint32_t>(columns * words)),
                                      .wide = words == 2 ? 1U : 0U};
   }
-  launch_unpack(params, stream);
+  launch_unpack(params, overlap_launches, stream);
 }
 
 Normal::Normal(CudaGroup& group, const Internode* internode)
@@ -210,7 +210,7 @@ Routing Normal::route(const ConstTensorView& topk_idx, const RouteOptions& optio
   params.rank_counts = options.tokens_per_rank.as<std::int32_t>();
   params.expert_counts = options.tokens_per_expert.as<std::int32_t>();
   params.node_counts = options.tokens_per_node.as<std::int32_t>();
-  launch_normal_route(params, on);
+  launch_normal_route(params, limits_.overlap_launches, on);
   if (internode_ != nullptr) {
     ArrayCursor cursor(static_cast<std::byte*>(state->block.get()) + routing_bytes(shape, nullptr));
     state->node_arrays = internode_->routing_arrays(cursor);
@@ -241,13 +241,14 @@ Routing Normal::route(const ConstTensorView& topk_idx, const RouteOptions& optio
 void Normal::unpack(const detail::AnyDispatched& received, const UnpackOptions& to) {
   cudaStream_t on = group_.begin(to.launch);
   group_.uses(detail::of_backend<CudaHandle>(*state_of(received.handle), "unpack").block);
-  launch_unpack(received, detail::unpacked_arrays(state_, received, to), to.clear_unused, on);
+  launch_unpack(received, detail::unpacked_arrays(state_, received, to), to.clear_unused,
+                limits_.overlap_launches, on);
   group_.end(to.launch, on);
 }
 
 void Normal::expand(const ExpandOptions& options) {
   cudaStream_t on = group_.begin(options.launch);
-  launch_expand(expand_parameters(options), limits_.multiprocessors, on);
+  launch_expand(expand_parameters(options), limits_.multiprocessors, limits_.overlap_launches, on);
   group_.end(options.launch, on);
 }
 

@@ -41,10 +41,10 @@ struct CudaHandle : detail::HandleState {
   std::vector<std::int64_t> rows_per_source;  ///< empty: the sizes never reached the host
 };
 
-/// Group::unpack in one kernel.
+/// Group::unpack in one kernel. overlap_launches: as in NormalPlan.
 void launch_unpack(const detail::AnyDispatched& received,
                    const std::vector<detail::ArrayCopy>& copies, bool clear_unused,
-                   cudaStream_t stream);
+                   bool overlap_launches, cudaStream_t stream);
 
 class Normal final : public detail::NormalMode {
  public:

@@ -273,6 +273,8 @@ __device__ void count_tokens(const NormalRoute& params) {
 
 __global__ void __launch_bounds__(kThreads, 1)
     route_kernel(const __grid_constant__ NormalRoute params) {
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   auto block = static_cast<std::int32_t>(blockIdx.x);
   const std::int32_t parts = parts_of(params.tokens);
   if (block < params.group.ranks * parts)
@@ -287,10 +289,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void launch_normal_route(NormalRoute params, cudaStream_t stream) {
+void launch_normal_route(NormalRoute params, bool overlap_launches, cudaStream_t stream) {
   params.by_top_k = Divisor(static_cast<std::uint32_t>(params.group.top_k));
   params.by_local_experts = Divisor(static_cast<std::uint32_t>(params.group.local_experts));
   NormalPlan plan;
+  plan.overlap_launches = overlap_launches;
   plan.blocks = params.group.ranks * parts_of(params.tokens) +
                 blocks_of(params.group.experts, kExpertsPerBlock) +
                 blocks_of(params.tokens, kThreads) + (params.out.node_counts != nullptr ? 1 : 0);

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 unpack.cu: copies the fields that travelled with the rows of
-// a dispatch to contiguous arrays, with zeros in rows without a token.
+// SPDX-License-Identifier: Apache-2.0
+// unpack.cu: copies the fields that travelled with the rows of a dispatch to contiguous arrays, with
+// zeros in rows without a token.
 //
 // Moves: the side records of a result (detail::SideRecord), read once from the group's memory and
 // written to arrays of the caller, four bytes a thread and step. Waits for nothing: it follows the
@@ -7,6 +8,7 @@
 #include <algorithm>
 
 #include "ep/cuda/normal/device/kernels.cuh"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -17,6 +19,8 @@ constexpr std::int64_t kMostBlocks = 512;
 
 __global__ void __launch_bounds__(kThreads)
     unpack_kernel(const __grid_constant__ NormalUnpack params) {
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
   const std::int64_t start = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (int a = 0; a < params.count; ++a) {
     const UnpackedArray& array = params.arrays[a];
@@ -37,12 +41,15 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_unpack(const NormalUnpack& params, cudaStream_t stream) {
+void launch_unpack(const NormalUnpack& params, bool overlap_launches, cudaStream_t stream) {
   std::int64_t most = params.vectors;
   for (int a = 0; a < params.count; ++a) most = std::max(most, params.arrays[a].words);
   if (most == 0) return;
-  const std::int64_t blocks = std::min((most + kThreads - 1) / kThreads, kMostBlocks);
-  unpack_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+  NormalPlan plan;
+  plan.overlap_launches = overlap_launches;
+  plan.blocks = static_cast<std::int32_t>(std::min((most + kThreads - 1) / kThreads, kMostBlocks));
+  plan.warps = kThreads / 32;
+  launch(unpack_kernel, params, plan, stream);
 }
 
 void preload_unpack() {

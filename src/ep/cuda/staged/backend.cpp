@@ -121,14 +121,14 @@ detail::AnyDispatched StagedNormal::dispatch(const detail::DispatchCall& given) 
 void StagedNormal::unpack(const detail::AnyDispatched& received, const UnpackOptions& to) {
   const StagedCall call(staging_, to.launch);
   launch_unpack(received, detail::unpacked_arrays(staging_.group, received, to), to.clear_unused,
-                call.stream());
+                false, call.stream());
   call.finish();
 }
 
 void StagedNormal::expand(const ExpandOptions& options) {
   const StagedCall call(staging_, options.launch);
   launch_expand(expand_parameters(options), staging_.group.world->memory().cuda()->multiprocessors,
-                call.stream());
+                false, call.stream());
   call.finish();
 }
 

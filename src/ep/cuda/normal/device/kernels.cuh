@@ -234,15 +234,17 @@ void launch(void (*kernel)(Params), const Params& params, const NormalPlan& plan
   (void)cudaLaunchKernelEx(&config, kernel, params);
 }
 
-void launch_normal_route(NormalRoute params, cudaStream_t stream);
+// overlap_launches: as in NormalPlan.
+void launch_normal_route(NormalRoute params, bool overlap_launches, cudaStream_t stream);
 void launch_normal_number_topk_slots(const NormalNumberTopkSlots& params, cudaStream_t stream);
 void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan,
                             cudaStream_t stream);
 void launch_normal_combine(const NormalCombine& params, const NormalPlan& plan,
                            cudaStream_t stream);
-void launch_unpack(const NormalUnpack& params, cudaStream_t stream);
+void launch_unpack(const NormalUnpack& params, bool overlap_launches, cudaStream_t stream);
 /// `blocks`: those that run at once.
-void launch_expand(const NormalExpand& params, std::int32_t blocks, cudaStream_t stream);
+void launch_expand(const NormalExpand& params, std::int32_t blocks, bool overlap_launches,
+                   cudaStream_t stream);
 
 /// Load the code of the kernels and set their attributes, so that first calls do not pay for it.
 /// `shared_bytes` is the shared memory that a block can have on this GPU.

@@ -104,7 +104,7 @@ void Internode::route(NormalRoute params, const NodeRouting& routing, cudaStream
   params.is_token_in_rank = nullptr;
   params.rank_counts = params.node_counts;
   params.out.node_counts = params.node_counts = params.expert_counts = nullptr;
-  launch_normal_route(params, on);
+  launch_normal_route(params, false, on);
   launch_list_node_tokens({routing, params.tokens}, on);
 }
 
