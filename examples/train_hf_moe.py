@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import pathlib
 import tempfile
 
@@ -91,6 +92,7 @@ def train(folder: str, steps: int, rank: int = 0, ranks: int = 1) -> list[float]
 def train_rank(rank: int, ranks: int, steps: int, folder: str, gpus: bool) -> None:
     """Body of a process: connects, trains, and on rank 0 saves the losses."""
     torch.set_num_threads(1)
+    os.environ["LOCAL_RANK"] = str(rank)  # transformers chooses the GPU by it, as under torchrun
     if gpus:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from transformers_models import EXPERTS, RANKS, STEPS, alone, batch, config_of, folder_of_models
+from transformers_models import EXPERTS, STEPS, alone, batch, config_of, folder_of_models
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,9 @@ from transformers import AutoModelForCausalLM
 
 import shoal
 from shoal.integrations.transformers import clip_grad_norm_, gathered_state_dict, parallelize
+
+
+RANKS = 4
 
 
 def parallel(family):

@@ -6,11 +6,11 @@ import copy
 import os
 
 from transformers_models import (
-    RANKS,
-    STEPS,
     alone,
     batch,
+    compare_generation,
     compare_parameters,
+    compare_training,
     folder_of_models,
     spread,
     train,
@@ -21,19 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch_ranks import add_tests, run_checks
-
-
-def compare_training(family, tp=1, change=lambda model: model, **options):
-    rank = dist.get_rank() // tp
-    model, expected = change(spread(family, tp, **options)), alone(family)
-    losses = train(model, [[batch(rank, step)] for step in range(STEPS)])
-    others = train(
-        expected, [[batch(r, step) for r in range(RANKS // tp)] for step in range(STEPS)]
-    )
-    torch.testing.assert_close(losses, others[rank :: RANKS // tp], rtol=1e-5, atol=1e-5)
-    compare_parameters(model, expected, "grad")
-    compare_parameters(model, expected, "data")
-    return model
 
 
 def check_mixtral(world):
@@ -98,17 +85,7 @@ def check_distributed_checkpoint(world):
 
 
 def check_generation(world):
-    """3, 1, 2 and 1 sequences, some of which end early."""
-    rank = dist.get_rank()
-    model, expected = spread("mixtral").eval(), alone("mixtral").eval()
-    generator = torch.Generator().manual_seed(rank)
-    ids = torch.randint(3, 97, ((3, 1, 2, 1)[rank], 4 + rank), generator=generator)
-    options = {
-        "max_new_tokens": 4 + 3 * rank,
-        "do_sample": False,
-        "attention_mask": torch.ones_like(ids),
-    }
-    assert torch.equal(model.generate(ids, **options), expected.generate(ids, **options))
+    compare_generation((3, 1, 2, 1))
 
 
-add_tests(globals(), lambda: run_checks(RANKS, __name__))
+add_tests(globals(), lambda: run_checks(4, __name__))

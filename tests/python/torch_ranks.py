@@ -71,9 +71,10 @@ def spawn(function, arguments, n_ranks):
     torch.multiprocessing.start_processes(function, arguments, n_ranks, start_method="forkserver")
 
 
-def run_checks(n_ranks, module, device="cpu"):
+def run_checks(n_ranks, module, device="cpu", backend="gloo"):
     """Runs all checks of the module on each of `n_ranks` processes, in their order in the file.
-    device: torch's default there; "cuda" distributes the ranks over the GPUs."""
+    device: torch's default there; "cuda" distributes the ranks over the GPUs. backend: of the
+    process group."""
     context = forkserver(device)
     results, ranks = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -84,6 +85,7 @@ def run_checks(n_ranks, module, device="cpu"):
                 n_ranks,
                 module,
                 device,
+                backend,
                 os.path.join(folder, "store"),
                 theirs,
                 dict(os.environ),
@@ -107,9 +109,9 @@ def run_checks(n_ranks, module, device="cpu"):
     return Results(results)
 
 
-def _rank(rank, n_ranks, module, device, store, pipe, environment):
+def _rank(rank, n_ranks, module, device, backend, store, pipe, environment):
     os.environ.clear()  # children of a forkserver inherit it from its start
-    os.environ.update(environment)
+    os.environ.update(environment, LOCAL_RANK=str(rank))
     import torch
     import torch._dynamo
     import torch.distributed as dist
@@ -122,7 +124,7 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
         torch.cuda.set_device(rank % torch.cuda.device_count())
     timeout = datetime.timedelta(seconds=60)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks, timeout=timeout
+        backend, init_method=f"file://{store}", rank=rank, world_size=n_ranks, timeout=timeout
     )
     namespace = vars(importlib.import_module(module))
     names = [

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of transformers, in one process and on ranks, and what tests compare."""
+"""Small models of transformers, in one process and on ranks, on the default device, and what tests
+compare."""
 
 import os
 import sys
@@ -20,7 +21,7 @@ from transformers.distributed import DistributedConfig
 
 import shoal.integrations.transformers  # registers "shoal"
 
-RANKS, EXPERTS, STEPS = 4, 8, 3
+EXPERTS, STEPS = 8, 3
 COMMON = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -74,25 +75,30 @@ def path_of(family):
     return path
 
 
-def spread(family, tp=1, ep=RANKS, path=None, **options):
+def spread(family, tp=1, ep=None, path=None, dtype=torch.float32, **options):
+    ranks = dist.get_world_size()
     config = DistributedConfig(
-        tp_size=tp, fsdp_size=RANKS // tp, ep_size=ep, ep_implementation="shoal"
+        tp_size=tp, fsdp_size=ranks // tp, ep_size=ep or ranks, ep_implementation="shoal"
     )
     return AutoModelForCausalLM.from_pretrained(
-        path or path_of(family), distributed_config=config, dtype=torch.float32, **options
+        path or path_of(family), distributed_config=config, dtype=dtype, **options
     ).train()
 
 
-def alone(family, **options):
-    return AutoModelForCausalLM.from_pretrained(
-        path_of(family), dtype=torch.float32, **options
-    ).train()
+def alone(family, dtype=torch.float32, **options):
+    model = AutoModelForCausalLM.from_pretrained(path_of(family), dtype=dtype, **options)
+    return model.to(torch.get_default_device()).train()
+
+
+def token_ids(seed, *shape):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    ids = torch.randint(3, 97, shape, generator=generator, device="cpu")
+    return ids.to(torch.get_default_device())
 
 
 def batch(rank, step):
     """Token ids of different shapes by rank. All tokens of rank 2 are padding in step 1."""
-    generator = torch.Generator().manual_seed(10 * step + rank)
-    ids = torch.randint(3, 97, (1 + rank % 2, 5 + 3 * rank), generator=generator)
+    ids = token_ids(10 * step + rank, 1 + rank % 2, 5 + 3 * rank)
     mask = torch.ones_like(ids)
     if rank == 2 and step == 1:
         ids, mask = torch.zeros_like(ids), torch.zeros_like(mask)
@@ -104,12 +110,12 @@ def whole(value):
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def compare_parameters(model, expected, what):
+def compare_parameters(model, expected, what, most=2e-5):
     expected = dict(expected.named_parameters())
     for name, parameter in model.named_parameters():
         value, other = whole(getattr(parameter, what)), getattr(expected[name], what)
         difference = (value - other).norm() / other.norm().clamp(min=1e-6)
-        assert difference < 2e-5, f"{what} of {name} differs by {difference:.1e}"
+        assert difference < most, f"{what} of {name} differs by {difference:.1e}"
 
 
 def train(model, batches):
@@ -124,6 +130,31 @@ def train(model, batches):
             losses.append(loss.item())
         optimizer.step()
     return losses
+
+
+def compare_training(family, tp=1, change=lambda model: model, most=1e-5, **options):
+    """Losses, gradients and weights of some steps, of which most is the largest difference."""
+    ranks, rank = dist.get_world_size() // tp, dist.get_rank() // tp
+    model, expected = change(spread(family, tp, **options)), alone(family)
+    losses = train(model, [[batch(rank, step)] for step in range(STEPS)])
+    others = train(expected, [[batch(r, step) for r in range(ranks)] for step in range(STEPS)])
+    torch.testing.assert_close(losses, others[rank::ranks], rtol=most, atol=most)
+    compare_parameters(model, expected, "grad", 2 * most)
+    compare_parameters(model, expected, "data", 2 * most)
+    return model
+
+
+def compare_generation(sequences):
+    """Greedy texts of as many sequences as the list says for each rank, some of which end early."""
+    rank = dist.get_rank()
+    model, expected = spread("mixtral").eval(), alone("mixtral").eval()
+    ids = token_ids(rank, sequences[rank], 4 + rank)
+    options = {
+        "max_new_tokens": 4 + 3 * rank,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(ids),
+    }
+    assert torch.equal(model.generate(ids, **options), expected.generate(ids, **options))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of transformers with their experts on two GPUs over Shoal, against one process."""
+
+import pytest
+from transformers_models import (
+    STEPS,
+    alone,
+    batch,
+    compare_generation,
+    compare_training,
+    folder_of_models,
+    spread,
+    train,
+)
+
+import torch
+import torch.distributed as dist
+from torch_ranks import add_tests, run_checks
+
+RANKS = 2
+FAMILIES = ("mixtral", "qwen3", "olmoe", "gpt-oss", "deepseek")
+
+
+def check_float32(world):
+    for family in FAMILIES:
+        compare_training(family, most=1e-4)
+
+
+def check_bfloat16(world):
+    """Losses alone: a router's near-tie can flip, and gradients of experts with it."""
+    for family in FAMILIES:
+        model = spread(family, dtype=torch.bfloat16)
+        expected = alone(family, dtype=torch.bfloat16)
+        losses = train(model, [[batch(dist.get_rank(), step)] for step in range(STEPS)])
+        others = train(expected, [[batch(r, step) for r in range(RANKS)] for step in range(STEPS)])
+        torch.testing.assert_close(losses, others[dist.get_rank() :: RANKS], rtol=0.01, atol=0)
+
+
+def check_checkpointing(world):
+    def reentrant(model):
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        return model
+
+    compare_training("mixtral", change=reentrant, most=1e-4)
+
+
+def check_generation(world):
+    compare_generation((3, 1))
+
+
+def run_on_gpus():
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip("needs two GPUs")
+    return run_checks(RANKS, __name__, device="cuda", backend="cpu:gloo,cuda:nccl")
+
+
+add_tests(globals(), run_on_gpus)
