@@ -215,10 +215,9 @@ nb::object ElasticCalls::dispatch(const Dispatch& call, const Events& events) {
   NormalCalls& calls = *layout->get();
   options.weights = weights.view;
   options.all_weights = !call.weights.is_none();
-  CallReceived sent = calls.send(rows.rows.view, cached ? nullptr : &routing,
-                                 cached ? &layout->layout.handle : nullptr, options, rows.scales,
-                                 layout->expanded ? NormalCalls::Place::passing
-                                                  : calls.place(captured));
+  CallReceived sent = calls.send(
+      rows.rows.view, cached ? nullptr : &routing, cached ? &layout->layout.handle : nullptr,
+      options, rows.scales, layout->expanded ? NormalCalls::Place::passing : calls.place(captured));
   if (!cached) {
     made.layout = sent.layout;
     made.topk_idx = sent.topk_idx;

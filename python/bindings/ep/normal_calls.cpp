@@ -449,8 +449,8 @@ std::optional<CallReceived> NormalCalls::try_exchange(nb::handle x, nb::handle t
     const nb::gil_scoped_release released;
     routing = group_.route(indices, options.launch);
   }
-  return send(rows, &routing, nullptr, options, nb::none(),
-              copy_out ? Place::copied : Place::held, worst_case_rows > 0, Counts::no);
+  return send(rows, &routing, nullptr, options, nb::none(), copy_out ? Place::copied : Place::held,
+              worst_case_rows > 0, Counts::no);
 }
 
 nb::object NormalCalls::try_sum(nb::handle y, const ep::Handle& handle) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// unpack.cu: copies the fields that travelled with the rows of a dispatch to contiguous arrays, with
-// zeros in rows without a token.
+// unpack.cu: copies the fields that travelled with the rows of a dispatch to contiguous arrays,
+// with zeros in rows without a token.
 //
 // Moves: the side records of a result (detail::SideRecord), read once from the group's memory and
 // written to arrays of the caller, four bytes a thread and step. Waits for nothing: it follows the
