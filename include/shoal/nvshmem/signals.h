@@ -22,6 +22,7 @@ SHOAL_NVSHMEM_DECLARE(void, putmem)
 
 /// The value of a signal of this PE.
 SHOAL_NVSHMEM_HD uint64_t nvshmem_signal_fetch(uint64_t* sig_addr);
+/// In a kernel it orders nothing: nvshmem_fence or nvshmem_quiet before it does.
 SHOAL_NVSHMEM_HD void nvshmemx_signal_op(uint64_t* sig_addr, uint64_t signal, int sig_op, int pe);
 void nvshmemx_signal_op_on_stream(uint64_t* sig_addr, uint64_t signal, int sig_op, int pe,
                                   cudaStream_t stream);
