@@ -325,19 +325,23 @@ def takes(call, *names):
 
 
 def measure_low_latency(case, figures):
-    """Dispatches by the form of their rows, and combines, also with signals of a GEMM that have
-    their values: what the wait itself costs."""
+    """Dispatches by the form of their rows, and combines, also with hooks, and with signals of a
+    GEMM that have their values: what the wait itself costs. The first pair is without warm-up."""
     a, local, tokens = case.a, case.a.experts // case.ranks, case.tokens
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(tokens, a.hidden, case.ranks, a.experts)
     options = {"low_latency_mode": True, "num_qps_per_rank": local, "explicitly_destroy": True}
+    settle(case)
+    start = time.perf_counter()
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, size, **options)
+    figures["low latency: construction, ms"] = 1e3 * (time.perf_counter() - start)
     forms = {"FP8": {"use_fp8": True}, "BF16": {"use_fp8": False}}
     if takes(buffer.low_latency_dispatch, "use_nvfp4", "x_global_scale"):
         scale = torch.tensor([448 * 6 / float(case.x.abs().max())], device=case.device)
         forms["NVFP4"] = {"use_fp8": False, "use_nvfp4": True, "x_global_scale": scale}
 
-    def dispatch(form):
-        return buffer.low_latency_dispatch(case.x, case.topk_idx, tokens, a.experts, **forms[form])
+    def dispatch(form, **options):
+        options = forms[form] | options
+        return buffer.low_latency_dispatch(case.x, case.topk_idx, tokens, a.experts, **options)
 
     def combine(rows, handle, **options):
         return buffer.low_latency_combine(rows, case.topk_idx, case.weights, handle, **options)
@@ -348,7 +352,23 @@ def measure_low_latency(case, figures):
         error = (combine(rows, handle)[0].float() - want).norm() / want.norm()
         assert error < 0.01, f"low latency: relative error {error:.3f}"
 
+    def with_hooks():
+        rows, _, handle, _, receive = dispatch("BF16", return_recv_hook=True)
+        receive()
+        *_, receive = combine(rows, handle, return_recv_hook=True)
+        receive()
+
+    settle(case)
+    start = time.perf_counter()
+    rows, _, handle, *_ = dispatch("BF16")
+    combine(rows, handle)
+    if case.device.type == "cuda":
+        torch.cuda.synchronize()
+    figures["low latency: first pair, ms"] = 1e3 * (time.perf_counter() - start)
     check()
+    key = "low latency, BF16: pair with hooks"
+    figures[f"{key}, us"] = chain(case, with_hooks, a.chain, a.skipped)[0]
+    figures[f"{key}, in a graph, us"] = in_a_graph(case, with_hooks, a.chain, a.skipped)
     for form in forms:
         times = chain(case, lambda form=form: dispatch(form), a.chain, a.skipped)
         figures[f"low latency, {form}: dispatch, us"] = times[0]

@@ -126,6 +126,12 @@ def low_latency_of_group(i):
     return {
         "shoal.ep.Group": Subject(pair, 2, 8),
         "shoal.ep.Group, not deferred": Subject(lambda: pair(defer_receive=False), 2, 8),
+        "shoal.torch, low latency": Subject(
+            lambda: shoal.torch.low_latency(
+                i.group, i.x, i.topk_idx, i.weights, lambda rows, counts: rows
+            ),
+            2,
+        ),
     }
 
 

@@ -83,7 +83,7 @@ def measure(rank, options, folder):
 
 
 def measure_tokens(layers, tokens, rank, options, device):
-    """Milliseconds of each round, by layer: those of the slowest rank."""
+    """Milliseconds of each round, by layer: those of the slowest rank. The first two warm up."""
     generator = torch.Generator().manual_seed(rank)
     x = torch.randn(tokens, options.hidden, generator=generator).to(device, options.dtype)
     scores = torch.rand(tokens, options.experts, generator=generator).softmax(-1)
