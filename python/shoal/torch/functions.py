@@ -158,6 +158,7 @@ def low_latency(
     same shape, and may write it into the rows. Returns [tokens, hidden].
 
     All ranks choose the mode alike: by a number that they have agreed on, not by their own tokens.
+    Otherwise all get a MismatchError, on GPUs a TimeoutError after the timeout.
 
     Raises InvalidArgumentError for rows of another dtype: low-latency rows are bfloat16, and a
     model in float32 would lose precision. Otherwise as `Group.low_latency_dispatch` does.

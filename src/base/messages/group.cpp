@@ -148,6 +148,11 @@ static constexpr Message kGroupRows[] = {
      "has excluded this one, and is excluded from now on.",
      "`Group::masked` lists the excluded ranks. Raise `SHOAL_TIMEOUT_MS` or "
      "`GroupOptions.timeout` when the rank was only late."},
+    {562,
+     "A rank called normal mode and another one low-latency mode of the same group, so that each "
+     "waits for the other.",
+     "Choose the mode on all ranks by a number that they have agreed on, such as the largest "
+     "number of tokens; a rank without tokens calls too."},
     {565,
      "The expert output lies outside the symmetric heap and has to be copied, and the group has no"
      " room for the copy, or too little.",

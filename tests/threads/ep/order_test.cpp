@@ -60,6 +60,39 @@ TEST(EpOrder, LowLatencyReceivesFollowTheSends) {
   });
 }
 
+// At once: a wait that ended by its deadline would be a timeout.
+TEST(EpOrder, RanksInDifferentModesAllGetAMismatch) {
+  const EpCase c = small(3);
+  for (const bool combine : {false, true})
+    for (const bool mask_failed : {false, true})
+      run_threads(c.ranks, ep_settings(), [&](World& world) {
+        ep::GroupOptions options = options_for(c);
+        options.mask_failed = mask_failed;
+        ep::Group group(world.team(), options);
+        const Inputs in(c, world.my_pe());
+        const auto low_latency = [&] {
+          return group
+              .low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none})
+              .receive();
+        };
+        check_low_latency(group, c, ep::Reduction::exact, true);
+        ep::LowLatencyReceived got;
+        if (combine) got = low_latency();
+        const auto call = [&] {
+          if (world.my_pe() != 2)
+            (void)group.dispatch(in.x, group.route(in.topk_idx));
+          else if (combine)
+            group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
+          else
+            (void)low_latency();
+        };
+        expect_error(Code::mismatch,
+                     world.my_pe() == 2 ? "is in an operation of normal mode"
+                                        : "PE 2 is in an operation of low-latency mode",
+                     call);
+      });
+}
+
 TEST(EpOrder, RanksWithDifferentOptionsAllGetAMismatch) {
   const EpCase c = small(3);
   run_threads(c.ranks, ep_settings(), [&](World& world) {

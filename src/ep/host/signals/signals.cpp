@@ -75,11 +75,35 @@ record::Phase phase_of(const char* name) {
   }
 }
 
-/// Polls until `reached()` or until `from` fails. `word`: the word to block on. Returns without
-/// reading the clock if it is reached already.
+bool is_low_latency(const Step& step) {
+  using shoal::detail::Activity;
+  return step.activity == Activity::low_latency_dispatch ||
+         step.activity == Activity::low_latency_combine;
+}
+
+/// True if `from`, which does not reach `step`, has begun an operation of the other mode that this
+/// rank has not called. A normal operation waits for all ranks, and what a rank signals arrives in
+/// order, so one that is in it without the awaited low-latency step waits for this rank. The
+/// reverse is no proof: a low-latency send waits for no rank.
+bool in_other_mode(const HostGroup& group, std::int32_t from, const Step& step) {
+  const auto& state = group.state;
+  const auto begun = [&](std::size_t signals) { return newest_signal(group, signals, from); };
+  if (is_low_latency(step)) return begun(group.layout.entered) > state.epoch;
+  return begun(group.layout.slots_sent) > state.low_latency_dispatch_epoch ||
+         begun(group.layout.combine_ready) > state.low_latency_combine_epoch;
+}
+
+/// Polls until `reached()` or until `from` fails or, in a low-latency step, is in normal mode
+/// (peer_failed). `word`: the word to block on. Returns without reading the clock if it is reached
+/// already.
 template <typename Reached, typename Word>
-WaitOutcome poll_rank(HostGroup& group, std::int32_t from, Reached&& reached, Word&& word) {
-  const auto ready = [&] { return reached() || has_failed(group, from); };
+WaitOutcome poll_rank(HostGroup& group, std::int32_t from, const Step& step, Reached&& reached,
+                      Word&& word) {
+  const bool low_latency = is_low_latency(step);
+  const auto ready = [&] {
+    return reached() || has_failed(group, from) ||
+           (low_latency && in_other_mode(group, from, step));
+  };
   if (reached()) return WaitOutcome::ready;
   const Clock::time_point start = Clock::now();
   const Clock::time_point deadline = start + group.state.timeout;
@@ -98,9 +122,9 @@ WaitOutcome poll_rank(HostGroup& group, std::int32_t from, Reached&& reached, Wo
 }
 
 WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
-                        std::uint64_t epoch, Among among = Among::all) {
+                        std::uint64_t epoch, const Step& step, Among among = Among::all) {
   return poll_rank(
-      group, from, [&] { return read_signal(group, signals, from) >= epoch; },
+      group, from, step, [&] { return read_signal(group, signals, from) >= epoch; },
       [&]() -> std::uint64_t {
         const std::int32_t block_on = rank_to_block_on(group, signals, from, epoch, among);
         return group.state.host_offset + signals + static_cast<std::size_t>(block_on) * kLine;
@@ -110,12 +134,12 @@ WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from
 /// Like poll_signal, where ranks meet at the first one and this is another. It blocks until it is
 /// released, but awaits a missing rank by name, for messages and so that its end is noticed.
 WaitOutcome poll_at_first(HostGroup& group, std::size_t signals, std::int32_t from,
-                          std::uint64_t epoch) {
+                          std::uint64_t epoch, const Step& step) {
   const auto came = [&] {
     return read_signal(group, signals, 0) >= epoch ||
            signal_at_first(group, signals, from).load() >= epoch;
   };
-  return poll_rank(group, from, came,
+  return poll_rank(group, from, step, came,
                    [&]() -> std::uint64_t { return group.state.host_offset + signals; });
 }
 
@@ -188,6 +212,19 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
               : outcome == WaitOutcome::timeout ? Code::timeout
                                                 : Code::peer_failed,
               group.state.failure);
+}
+
+[[noreturn]] void refuse_other_mode(HostGroup& group, std::int32_t from, const Step& step) {
+  const char* const modes[] = {"normal", "low-latency"};
+  const bool low_latency = is_low_latency(step);
+  give_up(group,
+          fmt::format("SHOAL-N562: {} (epoch {}) on PE {} of {}: PE {} is in an operation of {} "
+                      "mode, which this PE has not called",
+                      step.operation, step.epoch, group.state.world_pe(group.state.me),
+                      group.state.world->n_pes(), group.state.world_pe(from),
+                      modes[low_latency ? 0 : 1]),
+          from);
+  throw Error(Code::mismatch, group.state.failure);
 }
 
 /// True if `from`, which is late, waits directly or indirectly for a rank that has ended or is
@@ -332,9 +369,10 @@ void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::
                  const Step& step, Among among = Among::all) {
   // The first rank has all signals in its own block.
   const WaitOutcome outcome = group.meets_at_first && group.state.me != 0
-                                  ? poll_at_first(group, signals, from, epoch)
-                                  : poll_signal(group, signals, from, epoch, among);
+                                  ? poll_at_first(group, signals, from, epoch, step)
+                                  : poll_signal(group, signals, from, epoch, step, among);
   if (outcome == WaitOutcome::ready) return;
+  if (in_other_mode(group, from, step)) refuse_other_mode(group, from, step);
   fail_wait(group, from, outcome,
             report(group, from, seen(group, signals, from, epoch), step, outcome));
 }
@@ -381,13 +419,14 @@ bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std:
     wait_signal(group, signals, from, epoch, step);
     return true;
   }
-  WaitOutcome outcome = poll_signal(group, signals, from, epoch);
+  WaitOutcome outcome = poll_signal(group, signals, from, epoch, step);
   for (std::int32_t more = 1; more < group.state.shape.ranks && outcome == WaitOutcome::timeout;
        ++more) {
     if (!kept_by_another(group, from)) break;
-    outcome = poll_signal(group, signals, from, epoch);
+    outcome = poll_signal(group, signals, from, epoch, step);
   }
   if (outcome == WaitOutcome::ready) return true;
+  if (in_other_mode(group, from, step)) refuse_other_mode(group, from, step);
   if (outcome == WaitOutcome::interrupted)  // says nothing about the other rank
     fail_wait(group, from, outcome,
               report(group, from, seen(group, signals, from, epoch), step, outcome));
