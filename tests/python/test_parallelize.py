@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from transformers_models import EXPERTS, STEPS, alone, batch, config_of, folder_of_models
+from transformers_models import EXPERTS, OLDER, STEPS, alone, batch, config_of, folder_of_models
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,21 @@ def check_data_parallel(world):
     assert names["model.layers.0.mlp.experts.down_proj"].shape[0] == EXPERTS // RANKS
     sums = of_all_ranks(model.lm_head.weight.sum())
     assert all(one == sums[0] for one in sums), "replicas differ"
+
+
+def check_older_models(world):
+    for family in OLDER:
+        rank, model = dist.get_rank(), parallel(family)
+        expected = mean_gradients(alone(family), [batch(r, 0) for r in range(RANKS)])
+        loss, other = (one(**batch(rank, 0)).loss for one in (model, expected))
+        loss.backward()
+        torch.testing.assert_close(loss, other, rtol=1e-5, atol=1e-5, msg=family)
+        for (name, one), (_, other) in zip(model.named_parameters(), expected.named_parameters()):
+            if one.shape != other.shape:  # experts
+                part = other.grad.chunk(RANKS)[rank]
+                torch.testing.assert_close(
+                    one.grad, part, rtol=1e-4, atol=1e-5, msg=f"{family}: {name}"
+                )
 
 
 def check_parallel_generation(world):

@@ -37,7 +37,18 @@ COMMON = {
 }
 
 
+# Models before DistributedConfig, by their names in AutoConfig.
+OLDER = {
+    "qwen2_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 16},
+    "ernie4_5_moe": {"moe_num_experts": EXPERTS, "moe_k": 2, "moe_intermediate_size": 16},
+    "granitemoe": {"num_local_experts": EXPERTS},
+    "hunyuan_v1_moe": {"num_experts": EXPERTS, "moe_topk": 2, "head_dim": 8},
+}
+
+
 def config_of(family):
+    if family in OLDER:
+        return transformers.AutoConfig.for_model(family, **COMMON, **OLDER[family])
     if family == "mixtral":
         return transformers.MixtralConfig(**COMMON, num_local_experts=EXPERTS)
     if family == "olmoe":

@@ -71,8 +71,7 @@ TEST(EpOrder, RanksInDifferentModesAllGetAMismatch) {
         ep::Group group(world.team(), options);
         const Inputs in(c, world.my_pe());
         const auto low_latency = [&] {
-          return group
-              .low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none})
+          return group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none})
               .receive();
         };
         check_low_latency(group, c, ep::Reduction::exact, true);
