@@ -306,7 +306,8 @@ std::vector<SettingInfo> collective_rows() {
       advanced(text(
           "SHOAL_COLLECTIVE_ALGORITHM", "", scope, &S::collective_algorithm,
           "How collectives in kernels and on streams move data; the same on all PEs. packets: "
-          "small data travel with their epoch, whatever SHOAL_COLLECTIVE_PACKET_LIMIT says; "
+          "small data travel with their epoch, whatever SHOAL_COLLECTIVE_PACKET_LIMIT says, but not "
+          "in scopes of a kernel that take longer so; "
           "one_shot, two_shot: never as packets, and reductions in one or two steps (in place: "
           "two). automatic: by size.",
           {"automatic", "packets", "one_shot", "two_shot"})),
@@ -314,7 +315,8 @@ std::vector<SettingInfo> collective_rows() {
           "SHOAL_COLLECTIVE_PACKET_LIMIT", "", scope, &S::collective_packet_limit,
           "Largest data per PE that a collective of GPUs sends as packets, also limited by "
           "SHOAL_COLLECTIVE_SCRATCH: a quarter of it divided by the number of PEs, and where a "
-          "block moves data in a kernel, by 20 KiB. The same on all PEs.",
+          "scope of a kernel moves data, by 20 KiB (block), 6 KiB (warpgroup), 1.5 KiB (warp) or "
+          "48 B (thread). The same on all PEs.",
           0, std::int64_t{1} << 30)),
       advanced(number(
           "SHOAL_COLLECTIVE_ONE_SHOT_LIMIT", "", scope, &S::collective_one_shot_limit,

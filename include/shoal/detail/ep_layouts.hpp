@@ -15,8 +15,11 @@
 namespace shoal::ep::detail {
 
 /// expert_major: the layout of ExpertMajorOptions, of which expert_alignment is the alignment.
+/// apart: the result of a captured dispatch lies where no other graph writes; without such room the
+/// dispatch is transient.
 struct AnyDispatchOptions : DispatchOptions {
   bool expert_major = false;
+  bool apart = false;
 };
 
 /// A Dispatched or an ExpertMajorDispatched. Tensors that are absent are undefined, vectors empty,
@@ -26,6 +29,7 @@ struct AnyDispatched {
   Tensor expert_first_row;  ///< expert-major
   std::vector<std::int64_t> rows_per_source, tokens_per_expert;
   std::int64_t rows = 0;
+  bool transient = false;  ///< as asked for, or for lack of room apart
   /// ReceivedCounts, by the names of the interfaces in C and Python.
   Tensor row_count, expert_counts, expert_ends, source_ends;
   Handle handle;
@@ -42,6 +46,8 @@ struct AnyDispatched {
                                                         Future after = {});
 /// True if a plain dispatch finds room for its result where no CUDA graph writes. Any thread.
 [[nodiscard]] bool has_room_beside_graphs(const Group& group);
+/// True if a CUDA graph captures the stream. Any thread.
+[[nodiscard]] bool captures(const Group& group, Stream stream) noexcept;
 void unpack(Group& group, const AnyDispatched& received, const UnpackOptions& to);
 
 }  // namespace shoal::ep::detail

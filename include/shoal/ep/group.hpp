@@ -38,8 +38,9 @@
 // Failure. Bad arguments throw Error{invalid_argument} before anything is sent, and the group stays
 // usable; ranks that wait for this one quote its message. Ranks that pass different options throw
 // Error{mismatch} on all ranks. A wait longer than the group's timeout throws Error{timeout} naming
-// the awaited rank, the epoch, the phase, and the expected and observed values. After that, and
-// after Error{peer_failed}, every call on the group throws Error{closed} with that message.
+// the awaited rank, the epoch, the phase, and the expected and observed values. After that, after
+// Error{peer_failed}, and after a mismatch of modes, every call on the group throws Error{closed}
+// with that message.
 // Low-latency calls with mask_failed continue without the failed rank instead.
 #pragma once
 

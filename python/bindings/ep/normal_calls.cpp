@@ -17,10 +17,11 @@ namespace {
 struct HeldResult {  // destroyed in reverse order: the memory before the heap
   std::shared_ptr<Results> results;
   Stream stream;
+  bool captured;
   std::shared_ptr<void> memory;
 
-  HeldResult(std::shared_ptr<Results> of, Stream on, std::shared_ptr<void> owned)
-      : results(std::move(of)), stream(on), memory(std::move(owned)) {
+  HeldResult(std::shared_ptr<Results> of, Stream on, bool in_graph, std::shared_ptr<void> owned)
+      : results(std::move(of)), stream(on), captured(in_graph), memory(std::move(owned)) {
     ++results->held;
   }
   HeldResult(const HeldResult&) = delete;
@@ -28,8 +29,16 @@ struct HeldResult {  // destroyed in reverse order: the memory before the heap
   ~HeldResult() {
     if (stream != nullptr) {
       results->group->order_after(stream);
-      if (CUstream_st* const current = current_stream(); current != stream)
+      if (CUstream_st* const current = current_stream(); current != stream) {
         results->group->order_after(current);
+        // Within a capture no order is added to the graph, so that its next dispatch could write
+        // while this stream reads.
+        if (captured && ep::detail::captures(*results->group, current)) {
+          const std::lock_guard lock(results->mutex);
+          results->read_by_graphs.push_back(std::move(memory));
+          return;  // still held
+        }
+      }
     }
     memory.reset();
     --results->held;
@@ -271,14 +280,17 @@ NormalCalls::SideTensors NormalCalls::allocate_side(std::int64_t rows,
 }
 
 NormalCalls::Place NormalCalls::place(bool captured) const {
-  const bool room = held() < most_held_ && (captured || ep::detail::has_room_beside_graphs(group_));
-  return room ? Place::held : Place::copied;
+  if (held() >= most_held_) return Place::copied;
+  if (captured) return Place::apart;
+  return ep::detail::has_room_beside_graphs(group_) ? Place::held : Place::copied;
 }
 
 nb::object NormalCalls::take_x(ep::detail::AnyDispatched& received, Stream stream,
                                Place place) const {
   Tensor x = std::exchange(received.x, {});
-  x.owner = std::make_shared<HeldResult>(results_, stream, std::move(x.owner));
+  const bool apart = place == Place::apart;
+  if (apart && received.transient) place = Place::copied;
+  x.owner = std::make_shared<HeldResult>(results_, stream, apart, std::move(x.owner));
   nb::object tensor = exchange_object(results_->type, x);
   if (!tensor.is_valid())
     tensor = nb::module_::import_("torch").attr("from_dlpack")(output(std::move(x), kReady));
@@ -289,7 +301,8 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
                                const ep::Handle* handle, ep::detail::AnyDispatchOptions options,
                                nb::handle scales, Place place, bool clear_unused, Counts counts) {
   const bool is_new = handle == nullptr;
-  options.transient = place != Place::held;  // take_x copies the rows on the stream of the call
+  options.apart = place == Place::apart;
+  options.transient = place == Place::copied || place == Place::passing;
   // Known sizes: the arrays come first, and one stretch without the GIL does the rest.
   std::int64_t count = options.worst_case_rows;
   if (count == 0 && !is_new) count = handle->result_rows();

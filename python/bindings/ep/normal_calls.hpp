@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -31,6 +32,9 @@ struct Results {
   std::int32_t device;  ///< index of the GPU
   decltype(Exchange::current_stream) find_stream;
   std::atomic<int> held = 0;  ///< tensors in the group's memory
+  std::mutex mutex;
+  /// Memory that a captured read on another stream may still use in every replay.
+  std::vector<std::shared_ptr<void>> read_by_graphs;
 };
 
 /// A number that changes when a tensor is written; inference tensors have none.
@@ -113,16 +117,16 @@ class NormalCalls {
   nb::object try_sum(nb::handle y, const ep::Handle& handle);
 
   enum class Counts : bool { no, yes };  ///< whether a layout has more than source_token
-  /// Where the rows of a result lie. `passing`: in the group's memory, for work that the caller
-  /// queues before it releases them and calls again.
-  enum class Place { copied, held, passing };
+  /// Where the rows of a result lie. `apart`: held if the library finds room where no other graph
+  /// writes, else copied. `passing`: in the group's memory, for work that the caller queues before
+  /// it releases them and calls again.
+  enum class Place { copied, held, apart, passing };
   /// Sends along a routing or a handle, whichever is given, and unpacks.
   CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
                     ep::detail::AnyDispatchOptions options, nb::handle scales, Place place,
                     bool clear_unused = false, Counts counts = Counts::yes);
-  /// Held, where the group's memory has room for this result and one more; else copied. Results of
-  /// captured calls lie where those of other captured calls lay that are released, and plain ones
-  /// where no graph writes.
+  /// Held, where the group's memory has room for this result and one more; else copied. That of a
+  /// captured call is held only apart from what other graphs write, a plain one where none writes.
   Place place(bool captured) const;
   /// A dispatch whose rows are not read, for its handle.
   ep::Handle dispatch_rows(const TensorView& rows, const ep::Routing& routing,

@@ -44,11 +44,10 @@ class NormalGroup:
     """A ``shoal.ep.Group`` in normal mode that counts the results which callers hold.
 
     A result stays in the heap while there is room for one more after it; later results are copied
-    to torch's memory. A caller can therefore hold any number of results. A captured dispatch writes
-    where released results of captured ones lie, on every replay; graphs keep that room, so where a
-    capture holds several results, plain ones are copied. On GPUs all other tensors lie in torch's
-    memory, whose allocator tracks streams and graphs. With EP_COPY_RECEIVED set, no result stays in
-    the heap.
+    to torch's memory. A caller can therefore hold any number of results. Results of captured
+    dispatches stay there for the first graph alone; others are copied, so that no replay writes to
+    what another graph returned. On GPUs all other tensors lie in torch's memory, whose allocator
+    tracks streams and graphs. With EP_COPY_RECEIVED set, no result stays in the heap.
     """
 
     # Results that may stay in the heap. On the host they take address space, on GPUs memory.

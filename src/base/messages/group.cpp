@@ -150,7 +150,7 @@ static constexpr Message kGroupRows[] = {
      "`GroupOptions.timeout` when the rank was only late."},
     {562,
      "A rank called normal mode and another one low-latency mode of the same group, so that each "
-     "waits for the other.",
+     "waits for the other. The group takes no further calls.",
      "Choose the mode on all ranks by a number that they have agreed on, such as the largest "
      "number of tokens; a rank without tokens calls too."},
     {565,

@@ -200,6 +200,11 @@ bool has_room_beside_graphs(const Group& group) {
   return state == nullptr || state->arena.has_plain_room();
 }
 
+bool captures(const Group& group, Stream stream) noexcept {
+  const auto& state = state_of(group);
+  return state != nullptr && !state->closed && state->backend->captures(stream);
+}
+
 void unpack(Group& group, const AnyDispatched& received, const UnpackOptions& to) {
   GroupState& state = idle_for(group, "unpack", received.handle);
   refusable(state, CallKind::normal, [&] {

@@ -54,6 +54,11 @@ class CudaBackend final : public detail::Backend {
   Stream stream() const override { return group_.stream; }
   void synchronize() override { group_.synchronize(); }
   void drain() override { group_.drain(); }
+  bool captures(Stream stream) const noexcept override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess &&
+           status == cudaStreamCaptureStatusActive;
+  }
   void order_after(Stream stream) noexcept override {
     group_.order_after(static_cast<cudaStream_t>(stream));
   }

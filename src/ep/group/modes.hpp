@@ -116,6 +116,8 @@ class Backend {
   virtual void synchronize() {}
   /// Orders later calls after the work queued on a stream so far. Any thread.
   virtual void order_after(Stream) noexcept {}
+  /// True if a CUDA graph captures the stream.
+  virtual bool captures(Stream) const noexcept { return false; }
   /// Waits for queued work like synchronize, but throws only if the group has failed.
   virtual void drain() {}
 

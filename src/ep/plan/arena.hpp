@@ -71,6 +71,26 @@ class Arena {
       kept_.push_back(kept);
     return at;
   }
+  /// Like take, for a captured result that may be held for long: no other graph writes to it, and
+  /// room remains where no graph writes. Only the first graph gets such a place.
+  std::optional<std::size_t> take_apart(std::size_t bytes, std::uint64_t graph) {
+    bytes = pages(bytes);
+    std::lock_guard lock(mutex_);
+    if (most_ != 0 && regions_.size() >= most_) return std::nullopt;
+    if (!std::all_of(kept_.begin(), kept_.end(),
+                     [&](const Kept& kept) { return kept.graph == graph; }))
+      return std::nullopt;
+    std::optional<std::size_t> at;
+    if (!kept_.empty())
+      at = shared_place(bytes);
+    else
+      at = most_ != 0 ? end_place(bytes, false) : gap(bytes, false);
+    if (!at) return std::nullopt;
+    regions_.emplace(*at, bytes);
+    const Kept kept{graph, *at, bytes};
+    if (std::find(kept_.begin(), kept_.end(), kept) == kept_.end()) kept_.push_back(kept);
+    return at;
+  }
   /// No instance of the graph exists any more.
   void forget(std::uint64_t graph) {
     std::lock_guard lock(mutex_);
@@ -89,7 +109,8 @@ class Arena {
     std::lock_guard lock(mutex_);
     return regions_.size();
   }
-  /// True if a tight arena has room for a plain result of any size, where no graph writes.
+  /// False if graphs leave a tight arena no room for a plain result of any size. A first-fit one
+  /// is not asked.
   bool has_plain_room() const {
     std::lock_guard lock(mutex_);
     if (kept_.empty() || most_ == 0) return true;

@@ -155,6 +155,57 @@ def test_results_that_a_capture_holds():
     assert all(with_buffer(2, body, num_nvl_bytes=1 << 20))
 
 
+def test_a_result_that_another_graph_would_overwrite():
+    """The second graph's result stays what its replay wrote, whatever the first one does; so does
+    one that a captured read on another stream releases."""
+
+    def body(buffer, comm):
+        inputs = [make_inputs(comm.Get_rank(), N, seed) for seed in (21, 22, 23)]
+
+        def send(which):
+            x, topk_ids, topk_weights = inputs[which]
+            return buffer.dispatch(
+                x,
+                topk_idx=topk_ids,
+                topk_weights=topk_weights,
+                num_worst_tokens=2 * N,
+                **layout_of(buffer, topk_ids),
+            )
+
+        def used(result):
+            return result[0][(result[1] >= 0).any(1)]
+
+        expected = [used(send(which)).clone() for which in range(3)]
+        side, read = torch.cuda.Stream(), torch.empty_like(send(2)[0])
+        settle()
+        comm.Barrier()
+
+        def first():
+            rows = send(0)[0]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(2_000_000)
+                read.copy_(rows)
+                del rows
+            send(2)
+            torch.cuda.current_stream().wait_stream(side)
+
+        held = []
+        graphs = [capture(first)[0], capture(lambda: held.append(send(1)))[0]]
+        comm.Barrier()
+        for _ in range(2):
+            graphs[1].replay()
+            graphs[0].replay()
+            settle()
+            assert torch.equal(used(held[0]), expected[1])
+            assert torch.equal(read[: len(expected[0])], expected[0])
+        held.clear()
+        comm.Barrier()
+        graphs.clear()
+
+    with_buffer(2, body, num_nvl_bytes=1 << 20)
+
+
 def test_cached_dispatch_in_a_graph():
     def body(buffer, comm):
         rank, ranks = comm.Get_rank(), comm.Get_size()

@@ -62,7 +62,7 @@ TEST(EpOrder, LowLatencyReceivesFollowTheSends) {
 
 // At once: a wait that ended by its deadline would be a timeout.
 TEST(EpOrder, RanksInDifferentModesAllGetAMismatch) {
-  const EpCase c = small(3);
+  const EpCase c = small(2);  // a third rank could come when the group has been given up
   for (const bool combine : {false, true})
     for (const bool mask_failed : {false, true})
       run_threads(c.ranks, ep_settings(), [&](World& world) {
@@ -78,7 +78,7 @@ TEST(EpOrder, RanksInDifferentModesAllGetAMismatch) {
         ep::LowLatencyReceived got;
         if (combine) got = low_latency();
         const auto call = [&] {
-          if (world.my_pe() != 2)
+          if (world.my_pe() == 0)
             (void)group.dispatch(in.x, group.route(in.topk_idx));
           else if (combine)
             group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle).receive();
@@ -86,8 +86,8 @@ TEST(EpOrder, RanksInDifferentModesAllGetAMismatch) {
             (void)low_latency();
         };
         expect_error(Code::mismatch,
-                     world.my_pe() == 2 ? "is in an operation of normal mode"
-                                        : "PE 2 is in an operation of low-latency mode",
+                     world.my_pe() == 0 ? "PE 1 is in an operation of low-latency mode"
+                                        : "PE 0 is in an operation of normal mode",
                      call);
       });
 }

@@ -110,6 +110,26 @@ TEST(Arena, CapturedAndTransientResultsShareTheRegionsOfGraphs) {
   EXPECT_EQ(arena.take(kPage), kPage);
 }
 
+TEST(Arena, AResultApartLiesWhereNoOtherGraphWrites) {
+  Arena arena(2 * kPage, 2);
+  EXPECT_EQ(arena.take_apart(kPage, 1), 0u);
+  arena.release(0);
+  EXPECT_EQ(arena.take_apart(kPage, 1), 0u) << "the same graph writes there in turn";
+  EXPECT_EQ(arena.take_apart(kPage, 1), std::nullopt) << "no room for plain results would remain";
+  arena.release(0);
+  EXPECT_EQ(arena.take_apart(kPage, 2), std::nullopt);
+  EXPECT_EQ(arena.take(kPage, 2, true), 0u);
+  arena.release(0);
+  EXPECT_EQ(arena.take_apart(kPage, 1), std::nullopt) << "graph 2 writes there, too";
+  EXPECT_TRUE(arena.has_plain_room());
+  EXPECT_EQ(arena.take(kPage), kPage);
+  EXPECT_FALSE(arena.has_plain_room());
+  arena.release(kPage);
+  for (const std::uint64_t graph : {1, 2}) arena.forget(graph);
+  EXPECT_EQ(arena.take(kPage), 0u);
+  EXPECT_EQ(arena.take_apart(kPage, 3), kPage);
+}
+
 TEST(Arena, ALongerTransientResultOverlapsAShortRegionOfAGraph) {
   Arena arena(6 * kPage, 2);
   EXPECT_EQ(arena.take(kPage, 1), 0u);

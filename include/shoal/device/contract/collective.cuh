@@ -9,8 +9,9 @@
 //   }
 //   sum_rows<<<1, 512, 0, stream>>>(cuda::device_world(world), cuda::device_team(team), rows);
 //
-// Callers. One scope of each PE of the team calls, all its threads converged with the same
-// arguments; all PEs make the same calls in the same order, those of StreamCollectives and barriers
+// Callers. One scope of each PE of the team calls, of the same type on all PEs, all its threads
+// converged with the same arguments; no PE calls in a kernel what another one queues on a stream.
+// All PEs make the same calls in the same order, those of StreamCollectives and barriers
 // on streams and in kernels included. Collectives that run at the same time need different teams.
 // "PE i" is index i of the team. What a scope stored before is sent; on return its threads may use
 // `target` and change `source`.

@@ -42,12 +42,19 @@ class EarlyShapes:
         return max_tokens, hidden, experts, min(top_k, experts)
 
     @classmethod
+    def guess(
+        cls, runtime: Runtime, num_bytes: int, top_k: int
+    ) -> tuple[bool, tuple[int, int, int, int] | None]:
+        """Like agree, with the usual top-k where none is known; and whether it is guessed."""
+        guessed = top_k == 0 and cls.of_hint(num_bytes, runtime.num_ranks, 0) is None
+        top_k = _USUAL_TOPK if guessed else top_k
+        return guessed, cls.agree(runtime, num_bytes, top_k)
+
+    @classmethod
     def agree(
         cls, runtime: Runtime, num_bytes: int, top_k: int
     ) -> tuple[int, int, int, int] | None:
-        """(tokens, hidden, experts, top-k) that all ranks know or guess, else None. Collective."""
+        """(tokens, hidden, experts, top-k) that all ranks know, else None. Collective."""
         known = cls.of_hint(num_bytes, runtime.num_ranks, top_k)
-        if known is None and top_k == 0:
-            known = cls.of_hint(num_bytes, runtime.num_ranks, _USUAL_TOPK)
         records = runtime.team.exchange(cls._RECORD.pack(*(known or (0, 0, 0, 0))))
         return known if all(record == records[0] for record in records) else None

@@ -90,12 +90,12 @@ class LowLatencyGroups:
 
         num_topk: 0 where the caller gave none.
         """
-        known = EarlyShapes.agree(self._runtime, self._num_rdma_bytes, num_topk)
+        guessed, known = EarlyShapes.guess(self._runtime, self._num_rdma_bytes, num_topk)
         if known is None:
             return
         max_tokens, hidden, experts, top_k = known
         # Calls of another top-k may fit where the guessed one does not.
-        refusals = () if num_topk > 0 or self._enable_shrink else REFUSALS
+        refusals = REFUSALS if guessed and not self._enable_shrink else ()
         with contextlib.suppress(*refusals):
             self.create("Buffer", *known)
             self._early = (hidden, top_k, experts, max_tokens)

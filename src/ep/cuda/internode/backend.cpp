@@ -74,6 +74,11 @@ class InternodeBackend final : public detail::Backend {
     staged_->drain();
     if (kernels_) kernels_->drain();
   }
+  bool captures(Stream stream) const noexcept override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess &&
+           status == cudaStreamCaptureStatusActive;
+  }
   void order_after(Stream stream) noexcept override {
     if (kernels_ && kernels_->normal)
       kernels_->normal->group.order_after(static_cast<cudaStream_t>(stream));

@@ -118,7 +118,13 @@ detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
   auto handle = make_handle(call);
   const std::int64_t rows = region_rows(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record_of(call).bytes);
-  const auto offset = state_.arena.take(layout.total, group_.graph(), call.options.transient);
+  std::optional<std::size_t> offset;
+  bool transient = call.options.transient;
+  if (call.options.apart && group_.captures()) {
+    offset = state_.arena.take_apart(layout.total, group_.graph());
+    transient = !offset;
+  }
+  if (!offset) offset = state_.arena.take(layout.total, group_.graph(), transient);
   const auto region =
       offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
   const auto require_room = [&] {
@@ -158,6 +164,7 @@ detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
       state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
   detail::AnyDispatched received = describe(call, handle, region, rows, on);
   if (call.options.copy_out) group_.end(launch, on);
+  received.transient = transient;
   const std::size_t alignment = call.options.expert_alignment;
   for (const std::int64_t tokens : tokens_per_expert)
     received.tokens_per_expert.push_back(static_cast<std::int64_t>(align_up(tokens, alignment)));

@@ -82,13 +82,17 @@ bool is_low_latency(const Step& step) {
 }
 
 /// True if `from`, which does not reach `step`, has begun an operation of the other mode that this
-/// rank has not called. A normal operation waits for all ranks, and what a rank signals arrives in
-/// order, so one that is in it without the awaited low-latency step waits for this rank. The
-/// reverse is no proof: a low-latency send waits for no rank.
+/// rank has not called. A normal operation waits for all ranks, and signals within a node are
+/// stores, seen in order. So a rank of this node that is in one without the awaited low-latency
+/// step waits for this rank. The reverse is no proof: a low-latency send waits for no rank.
 bool in_other_mode(const HostGroup& group, std::int32_t from, const Step& step) {
   const auto& state = group.state;
   const auto begun = [&](std::size_t signals) { return newest_signal(group, signals, from); };
-  if (is_low_latency(step)) return begun(group.layout.entered) > state.epoch;
+  if (is_low_latency(step)) {
+    if (!state.nodes.here(from) || begun(group.layout.entered) <= state.epoch) return false;
+    // One that has ended waits for nobody, and may be masked.
+    return !has_failed(group, from) && !state.world->health().has_failed(state.world_pe(from));
+  }
   return begun(group.layout.slots_sent) > state.low_latency_dispatch_epoch ||
          begun(group.layout.combine_ready) > state.low_latency_combine_epoch;
 }
@@ -219,10 +223,10 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
   const bool low_latency = is_low_latency(step);
   give_up(group,
           fmt::format("SHOAL-N562: {} (epoch {}) on PE {} of {}: PE {} is in an operation of {} "
-                      "mode, which this PE has not called",
+                      "mode, which this PE has not called{}",
                       step.operation, step.epoch, group.state.world_pe(group.state.me),
                       group.state.world->n_pes(), group.state.world_pe(from),
-                      modes[low_latency ? 0 : 1]),
+                      modes[low_latency ? 0 : 1], refusal_by(group, from, step)),
           from);
   throw Error(Code::mismatch, group.state.failure);
 }
