@@ -55,9 +55,7 @@ class CudaBackend final : public detail::Backend {
   void synchronize() override { group_.synchronize(); }
   void drain() override { group_.drain(); }
   bool captures(Stream stream) const noexcept override {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess &&
-           status == cudaStreamCaptureStatusActive;
+    return is_capturing(static_cast<cudaStream_t>(stream));
   }
   void order_after(Stream stream) noexcept override {
     group_.order_after(static_cast<cudaStream_t>(stream));

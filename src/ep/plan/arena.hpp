@@ -64,12 +64,7 @@ class Arena {
     std::optional<std::size_t> at;
     if (shares) at = shared_place(bytes);
     if (!at) at = most_ != 0 ? end_place(bytes, shares) : gap(bytes, shares);
-    if (!at) return std::nullopt;
-    regions_.emplace(*at, bytes);
-    const Kept kept{graph, *at, bytes};
-    if (graph != 0 && std::find(kept_.begin(), kept_.end(), kept) == kept_.end())
-      kept_.push_back(kept);
-    return at;
+    return taken(at, bytes, graph);
   }
   /// Like take, for a captured result that may be held for long: no other graph writes to it, and
   /// room remains where no graph writes. Only the first graph gets such a place.
@@ -85,11 +80,7 @@ class Arena {
       at = shared_place(bytes);
     else
       at = most_ != 0 ? end_place(bytes, false) : gap(bytes, false);
-    if (!at) return std::nullopt;
-    regions_.emplace(*at, bytes);
-    const Kept kept{graph, *at, bytes};
-    if (std::find(kept_.begin(), kept_.end(), kept) == kept_.end()) kept_.push_back(kept);
-    return at;
+    return taken(at, bytes, graph);
   }
   /// No instance of the graph exists any more.
   void forget(std::uint64_t graph) {
@@ -131,6 +122,17 @@ class Arena {
     std::size_t offset, length;
     bool operator==(const Kept&) const = default;
   };
+
+  /// Takes the region at `at`, if there is one.
+  std::optional<std::size_t> taken(std::optional<std::size_t> at, std::size_t bytes,
+                                   std::uint64_t graph) {
+    if (!at) return std::nullopt;
+    regions_.emplace(*at, bytes);
+    const Kept kept{graph, *at, bytes};
+    if (graph != 0 && std::find(kept_.begin(), kept_.end(), kept) == kept_.end())
+      kept_.push_back(kept);
+    return at;
+  }
 
   /// True if [at, at + bytes) is free; a region that shares may overlap those kept for graphs.
   bool fits(std::size_t at, std::size_t bytes, bool shares) const {

@@ -232,8 +232,8 @@ __device__ bool quiet(S scope, const World& world) {
 
 namespace detail {
 
-/// One thread's signal. kReleases: it releases what the thread has stored or acquired before, which
-/// takes as long as the signal itself.
+/// One thread's signal. kReleases: whoever sees it sees what the thread has stored or acquired
+/// before; that takes as long again.
 template <bool kReleases>
 __device__ void signal_by_one(const World& world, std::uint64_t* flag, SignalOp op,
                               std::uint64_t value, Pe pe) {
@@ -244,10 +244,6 @@ __device__ void signal_by_one(const World& world, std::uint64_t* flag, SignalOp 
     kReleases ? ptx::red_release_sys_add(word, value) : ptx::red_relaxed_sys_add(word, value);
   else
     kReleases ? ptx::st_release_sys(word, value) : ptx::st_relaxed_sys(word, value);
-}
-__device__ inline void signal_unordered(const World& world, std::uint64_t* flag, SignalOp op,
-                                        std::uint64_t value, Pe pe) {
-  signal_by_one<false>(world, flag, op, value, pe);
 }
 
 }  // namespace detail

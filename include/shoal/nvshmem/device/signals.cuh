@@ -45,7 +45,7 @@ SHOAL_NVSHMEM_DEFINE(uint64_t, nvshmem_signal_fetch, (uint64_t* sig_addr),
 // Orders nothing, as in NVSHMEM: a program that wants order calls nvshmem_fence before it.
 SHOAL_NVSHMEM_DEFINE(void, nvshmemx_signal_op,
                      (uint64_t* sig_addr, uint64_t signal, int sig_op, int pe), {
-                       shoal::device::detail::signal_unordered(shoal::nvshmem::world(), sig_addr,
-                                                               shoal::nvshmem::signal_op_of(sig_op),
-                                                               signal, pe);
+                       shoal::device::detail::signal_by_one<false>(
+                           shoal::nvshmem::world(), sig_addr, shoal::nvshmem::signal_op_of(sig_op),
+                           signal, pe);
                      })

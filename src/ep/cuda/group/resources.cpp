@@ -26,6 +26,12 @@ void check(cudaError_t status, const char* what) {
        cudaGetErrorName(status));
 }
 
+bool is_capturing(cudaStream_t stream) noexcept {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+         status == cudaStreamCaptureStatusActive;
+}
+
 cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, const char* what) {
   constexpr std::chrono::milliseconds kBetweenQuestions{1};
   auto asked = std::chrono::steady_clock::now();

@@ -19,6 +19,9 @@ namespace shoal::ep::cuda {
 /// Throws Error{system} with CUDA's reason, naming the call, unless `status` is success.
 void check(cudaError_t status, const char* what);
 
+/// True if a CUDA graph captures the stream.
+bool is_capturing(cudaStream_t stream) noexcept;
+
 /// Polls `query` until it no longer returns cudaErrorNotReady, and asks about every millisecond
 /// whether the wait was interrupted: Error{system} naming `what`. Returns the last result.
 cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, const char* what);

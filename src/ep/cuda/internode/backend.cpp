@@ -75,9 +75,7 @@ class InternodeBackend final : public detail::Backend {
     if (kernels_) kernels_->drain();
   }
   bool captures(Stream stream) const noexcept override {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess &&
-           status == cudaStreamCaptureStatusActive;
+    return is_capturing(static_cast<cudaStream_t>(stream));
   }
   void order_after(Stream stream) noexcept override {
     if (kernels_ && kernels_->normal)

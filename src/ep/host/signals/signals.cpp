@@ -90,7 +90,7 @@ bool in_other_mode(const HostGroup& group, std::int32_t from, const Step& step) 
   const auto begun = [&](std::size_t signals) { return newest_signal(group, signals, from); };
   if (is_low_latency(step)) {
     if (!state.nodes.here(from) || begun(group.layout.entered) <= state.epoch) return false;
-    // One that has ended waits for nobody, and may be masked.
+    // A rank that has ended does not wait; the caller masks it or reports its failure.
     return !has_failed(group, from) && !state.world->health().has_failed(state.world_pe(from));
   }
   return begun(group.layout.slots_sent) > state.low_latency_dispatch_epoch ||
