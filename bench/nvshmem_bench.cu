@@ -40,6 +40,9 @@ enum class Operation {
   put_signal_warp,
   signal_and_wait,
   barrier,
+  broadcast,
+  gather,
+  all_to_all,
   reduce
 };
 
@@ -80,10 +83,17 @@ __global__ void __launch_bounds__(kMostThreads) nvshmem_loop(const __grid_consta
       nvshmem_signal_wait_until(loop.flag, NVSHMEM_CMP_GE, number);
     }
     if constexpr (op == Operation::barrier) nvshmemx_barrier_block(NVSHMEM_TEAM_WORLD);
+    [[maybe_unused]] auto* const target = reinterpret_cast<float*>(loop.target);
+    [[maybe_unused]] const auto* const source = reinterpret_cast<const float*>(loop.source);
+    [[maybe_unused]] const std::size_t count = loop.bytes / sizeof(float);
+    if constexpr (op == Operation::broadcast)
+      nvshmemx_float_broadcast_block(NVSHMEM_TEAM_WORLD, target, source, count, 0);
+    if constexpr (op == Operation::gather)
+      nvshmemx_float_fcollect_block(NVSHMEM_TEAM_WORLD, target, source, count);
+    if constexpr (op == Operation::all_to_all)
+      nvshmemx_float_alltoall_block(NVSHMEM_TEAM_WORLD, target, source, count);
     if constexpr (op == Operation::reduce)
-      nvshmemx_float_sum_reduce_block(NVSHMEM_TEAM_WORLD, reinterpret_cast<float*>(loop.target),
-                                      reinterpret_cast<const float*>(loop.source),
-                                      loop.bytes / sizeof(float));
+      nvshmemx_float_sum_reduce_block(NVSHMEM_TEAM_WORLD, target, source, count);
   }
 }
 
@@ -119,9 +129,17 @@ __global__ void __launch_bounds__(kMostThreads)
       device::quiet(block, world);
       device::barrier(block, world, team);
     }
+    [[maybe_unused]] auto* const target = reinterpret_cast<float*>(loop.target);
+    [[maybe_unused]] const auto* const source = reinterpret_cast<const float*>(loop.source);
+    [[maybe_unused]] const std::size_t count = loop.bytes / sizeof(float);
+    if constexpr (op == Operation::broadcast)
+      device::broadcast(block, world, team, target, source, count, 0);
+    if constexpr (op == Operation::gather)
+      device::all_gather(block, world, team, target, source, count);
+    if constexpr (op == Operation::all_to_all)
+      device::all_to_all(block, world, team, target, source, count);
     if constexpr (op == Operation::reduce)
-      device::reduce(block, world, team, device::Sum{}, reinterpret_cast<float*>(loop.target),
-                     reinterpret_cast<const float*>(loop.source), loop.bytes / sizeof(float));
+      device::reduce(block, world, team, device::Sum{}, target, source, count);
   }
 }
 
@@ -161,8 +179,17 @@ class Bench {
     }
     in_kernels<Operation::signal_and_wait>("signal and wait, thread", 8, 1);
     in_kernels<Operation::barrier>("barrier, block", 0, 512);
+    for (const std::size_t bytes : {std::size_t{1024}, std::size_t{65536}}) {
+      if (bytes * static_cast<std::size_t>(nvshmem_n_pes()) > kMostBytes) break;
+      in_kernels<Operation::broadcast>("broadcast, block", bytes, 512);
+      in_kernels<Operation::gather>("fcollect, block", bytes, 512);
+      in_kernels<Operation::all_to_all>("alltoall, block", bytes, 512);
+    }
     for (const std::size_t bytes : {std::size_t{1024}, std::size_t{65536}})
       in_kernels<Operation::reduce>("sum of float, block", bytes, 512);
+    on_stream("put, stream", 1024, [&] {
+      nvshmemx_putmem_on_stream(loop_.target, loop_.source, 1024, loop_.next, stream_);
+    });
     on_stream("barrier, stream", 0, [&] { nvshmemx_barrier_all_on_stream(stream_); });
     for (const std::size_t bytes : {std::size_t{1024}, kMostBytes})
       on_stream("sum of float, stream", bytes, [&] {
