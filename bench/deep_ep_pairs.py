@@ -10,7 +10,8 @@ synchronization, on the slowest rank; host times are those of queueing the same 
 checked before and after the chains. Launches are counted by torch's profiler, which slows all later
 calls of its process down by a factor of up to three; so processes of their own count them when all
 times are known. --parts names what is measured: the rows above in pairs of one size ("normal"), the
-forms of `ElasticBuffer` by size ("forms"), its other calls, `HybridEPBuffer`, low-latency calls.
+forms of `ElasticBuffer` by size, beside an all-gather and a reduce-scatter ("forms"), its other
+calls, `HybridEPBuffer`, low-latency calls.
 """
 
 import argparse
@@ -167,6 +168,44 @@ def measure_forms(case, figures):
             rows = handle = None
         settle(case)
         one.buffer.destroy()
+
+
+def measure_all_gather(case, figures):
+    """What a layer without `deep_ep` does, over NCCL, in a graph: an all-gather of the tokens and a
+    reduce-scatter of their sums; and with a permutation by expert and its inverse between them."""
+    a, ranks, tokens = case.a, case.ranks, case.tokens
+    group = dist.new_group(backend="nccl")
+    local = a.experts // ranks
+    everyone = case.x.new_empty(ranks * tokens, a.hidden)
+    indices = case.topk_idx.new_empty(ranks * tokens, a.top_k)
+    sums = torch.empty_like(case.x)
+
+    def gather():
+        dist.all_gather_into_tensor(everyone, case.x, group=group)
+        dist.all_gather_into_tensor(indices, case.topk_idx, group=group)
+
+    def exchange():
+        gather()
+        dist.reduce_scatter_tensor(sums, everyone, group=group)
+
+    gather()
+    first = dist.get_rank() * local
+    count = int(((indices >= first) & (indices < first + local)).sum())
+
+    def permuted():
+        gather()
+        experts = indices.flatten() - first
+        experts = torch.where((experts >= 0) & (experts < local), experts, local)
+        tokens_of_rows = experts.argsort(stable=True)[:count] // a.top_k
+        rows = everyone[tokens_of_rows]
+        back = torch.zeros_like(everyone).index_add_(0, tokens_of_rows, rows)
+        dist.reduce_scatter_tensor(sums, back, group=group)
+
+    for name, call in (("", exchange), (", with permutation", permuted)):
+        key = f"all-gather, {case.tokens} tokens{name}: pair in a graph, us"
+        figures[key] = in_a_graph(case, call, a.chain, a.skipped)
+    settle(case)
+    dist.destroy_process_group(group)
 
 
 def legacy(case, sync):
@@ -413,7 +452,10 @@ def measure(rank, ranks, a, path):
         for sync in (True, False):
             measure_buffer(case, name, kind, sync, y, figures)
     for tokens in a.sizes if "forms" in a.parts else ():
-        measure_forms(Case(a, rank, ranks, tokens), figures)
+        sized = Case(a, rank, ranks, tokens)
+        measure_forms(sized, figures)
+        if torch.cuda.is_available() and not a.counts:
+            measure_all_gather(sized, figures)
     if "others" in a.parts:
         measure_others(case, figures)
     if rank == 0:
