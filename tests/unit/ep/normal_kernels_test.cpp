@@ -261,7 +261,9 @@ class Ranks {
     notice.has_weights = c_.weighted;
     notice.weight_stride = params.weight_stride;
     notice.blocks = static_cast<std::uint32_t>(plan.blocks);
-    notice.staged = params.staging.rows != nullptr || params.staging.weights != nullptr;
+    constexpr std::uint64_t kStagedShift = 4;  // log2 of kStagedRows
+    notice.staged =
+        params.staging.rows != nullptr || params.staging.weights != nullptr ? 1 + kStagedShift : 0;
     std::memcpy(ranks_[me].block.data() + layout_.notices +
                     ((epoch & 1) * c_.ranks + later) * layout_.notice_bytes,
                 &notice, sizeof notice);
@@ -394,6 +396,21 @@ TEST(EpNormalKernels, BlocksThatStageOnePiece) {
            .weighted = true,
            .blocks = 4,
            .shape = {.warps = warps, .stages = 2, .staging_blocks = 1}});
+}
+
+// There are fewer pieces of sixteen rows than blocks that stage: pieces have fewer rows then, down
+// to one, and warps share a row.
+TEST(EpNormalKernels, FewRowsDividedAmongBlocks) {
+  for (const std::vector<std::int32_t>& tokens : {std::vector{8, 5}, {1, 0}, {40, 37}, {17, 3, 30}})
+    for (const std::int32_t warps : {3, 16})
+      for (const Output output : kOutputs)
+        run({.ranks = static_cast<std::int32_t>(tokens.size()),
+             .hidden = 1544,
+             .tokens = tokens,
+             .output = output,
+             .weighted = true,
+             .blocks = 24,
+             .shape = {.warps = warps, .stages = 2, .staging_blocks = 10}});
 }
 
 // A warp has up to 64 weights of a token on their way, two a lane, and waits for more at once.

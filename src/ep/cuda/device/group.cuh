@@ -57,7 +57,6 @@ struct GroupMemory {
 /// A group, passed to kernels by value.
 struct DeviceGroup {
   detail::DeviceLayout layout;
-  std::byte* block[kMaxDeviceRanks];  ///< every rank's block of the heap, as mapped here
   GroupMemory* memory;
   FaultReport* report;
   KernelRecord* record;  ///< nullptr: kernels count nothing
@@ -65,6 +64,9 @@ struct DeviceGroup {
   std::int32_t ranks, me;
   std::int32_t experts, local_experts, top_k;
   std::uint32_t mask_failed;  ///< GroupOptions.mask_failed
+  /// Every rank's block of the heap, as mapped here. Behind the others, because a launch finds no
+  /// parameter in a cache, and of these it reads few.
+  std::byte* block[kMaxDeviceRanks];
 };
 
 /// True if its kernels count. Kernels whose time counts are compiled with and without.

@@ -32,7 +32,10 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   slot_ready = cursor.take(product(2, ranks, tokens, sizeof(std::uint64_t)));
   place_combine_rows(shape);
   combine_flags = cursor.take(product(combine_places, sizeof(std::uint64_t)));
-  staged_pieces = shape.combine_staging ? (shape.max_tokens + kStagedRows - 1) / kStagedRows : 0;
+  staged_pieces = 0;
+  if (shape.combine_staging)
+    staged_pieces = std::max((shape.max_tokens + kStagedRows - 1) / kStagedRows,
+                             std::min(shape.max_tokens, kSmallPieces));
   staged_flags = cursor.take(product(ranks, staged_pieces, sizeof(std::uint64_t)));
   staged_counts = cursor.take(product(ranks, staged_pieces, sizeof(std::uint32_t)));
   control_end = cursor.aligned(kPageBytes);

@@ -68,11 +68,15 @@ struct DeviceNotice {
   /// combine: the rank's number of the shared range that holds y, whose start `region` then counts
   /// from; 0: none.
   std::uint64_t share;
-  std::uint64_t staged;  ///< combine: not 0 where rows or weights are staged while others fetch
+  /// combine: where rows or weights are staged while others fetch, 1 + PieceSize::shift
+  /// (cuda/normal/device/staged_pieces.cuh); else 0.
+  std::uint64_t staged;
 };
 
-/// Rows of a piece of staged expert output, which has one flag.
+/// Rows of a piece of staged expert output, at most. A piece has one flag.
 inline constexpr std::int32_t kStagedRows = 16;
+/// Pieces of fewer rows, at most: about as many as a GPU has SMs.
+inline constexpr std::int64_t kSmallPieces = 128;
 
 /// Offsets in the group's block of the heap. The layout of an entry is in brackets; [2] is the
 /// parity of the epoch.
@@ -107,8 +111,8 @@ struct DeviceLayout {
   std::size_t combine_flags;
   /// [ranks][staged_pieces] words: epoch of the combine for which that rank has staged the piece.
   std::size_t staged_flags, staged_pieces;
-  /// [ranks][staged_pieces] uint32: rows of a piece for that rank that this rank has staged; 0
-  /// between combines.
+  /// [ranks][staged_pieces] uint32: rows of a piece for that rank, or parts of them, that this rank
+  /// has staged; 0 between combines.
   std::size_t staged_counts;
   std::size_t control_end;
 

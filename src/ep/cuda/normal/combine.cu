@@ -206,11 +206,12 @@ class ChunkRing {
   __device__ void await_rows(CombineSources& sources, std::uint64_t epoch) {
     if constexpr (kRows == AddedRows::of_experts) return;  // staged before the launch
     const std::int32_t rank = mine_ ? item_.copy.rank() : 0;
-    const std::int64_t row = mine_ ? item_.copy.row() : 0;
+    const auto piece =
+        static_cast<std::uint32_t>(mine_ ? item_.copy.row() >> sources.piece_shift[rank] : 0);
     const std::uint32_t staged = __shfl_sync(~0u, staged_, rank % 32);
-    const bool unknown = mine_ && (rank >= 32 || staged <= row / detail::kStagedRows);
+    const bool unknown = mine_ && (rank >= 32 || staged <= piece);
     if (__ballot_sync(~0u, unknown) == 0) return;
-    await_staged_rows(params_, epoch, unknown, rank, row, sources.pieces);
+    await_staged_rows(params_, epoch, unknown, rank, piece, sources.pieces);
     // Other warps may have acquired these flags.
     if (static_cast<std::int32_t>(lane_id()) < params_.group.ranks)
       staged_ = static_cast<volatile std::uint32_t*>(sources.pieces)[lane_id()];
@@ -324,8 +325,10 @@ class ChunkRing {
                              const TokenCopy<kRows>& copy) const {
     if constexpr (kRows == AddedRows::of_experts) return;  // staged before the launch
     const bool mine = copy.exists();
-    await_staged_rows(params_, epoch, mine, mine ? copy.rank() : 0, mine ? copy.row() : 0,
-                      sources.pieces);
+    const std::int32_t rank = mine ? copy.rank() : 0;
+    const auto piece =
+        static_cast<std::uint32_t>(mine ? copy.row() >> sources.piece_shift[rank] : 0);
+    await_staged_rows(params_, epoch, mine, rank, piece, sources.pieces);
     __threadfence_block();  // another warp may have acquired the flag
     __syncwarp();
   }
@@ -372,11 +375,12 @@ class ChunkRing {
 #endif
 
 /// True if the blocks behind CombineStaging::blocks stage one piece each before they fetch: nothing
-/// can be fetched before the first pieces are there. Many blocks lose by it, except for weights,
-/// which are few bytes (docs/decisions/staged-expert-output.md).
+/// can be fetched before the first pieces are there. Many blocks lose by it, except for weights and
+/// for few rows, which are few bytes (docs/decisions/staged-expert-output.md).
 __device__ bool stage_before_fetching(const NormalCombine& params) {
   constexpr std::uint32_t kMany = 48;  // blocks
-  return params.staging.blocks != 0 && (gridDim.x < kMany || params.staging.rows == nullptr);
+  return params.staging.blocks != 0 &&
+         (gridDim.x < kMany || params.staging.rows == nullptr || PieceSize(params).few);
 }
 
 // Profiling scripts written for DeepEP find the kernel by this name.
@@ -391,11 +395,14 @@ __global__ void __launch_bounds__(512, 1)
   const std::uint32_t ticket = take_ticket(group, KernelKind::normal);
   const bool leader = ticket == 0;
   if (leader) {
+    const std::uint64_t handle_epoch = *params.handle.epoch;
+    const bool staged = params.staging.rows != nullptr || params.staging.weights != nullptr;
+    const std::uint32_t shift = staged ? PieceSize(params).shift : 0;
     if (threadIdx.x == 0) {
       note_start(group, KernelKind::normal, epoch, RecordedOperation::combine);
       sources.notice = {params.y,
                         params.y_weights,
-                        *params.handle.epoch,
+                        handle_epoch,
                         params.y_rows,
                         kCombine,
                         params.dtype,
@@ -406,7 +413,7 @@ __global__ void __launch_bounds__(512, 1)
                         gridDim.x,
                         0,
                         params.share,
-                        params.staging.rows != nullptr || params.staging.weights != nullptr};
+                        staged ? 1 + shift : 0};
     }
     __syncthreads();
     publish_notice(group, epoch, sources.notice, nullptr, nullptr);
@@ -420,9 +427,10 @@ __global__ void __launch_bounds__(512, 1)
       stage_sums<Format>(params, epoch, shared, only_one);
   }
   ChunkRing<Format, kRows> ring(params, shared);
+  bool any_staged = false;
   const bool good = await_notices(group, epoch, Phase::combine_notify, kCombine, leader) &&
-                    find_sources<kRows>(params, epoch, leader, sources);
-  if (good && (kRows == AddedRows::of_ranks_summed || sources.any_staged))
+                    find_sources<kRows>(params, epoch, leader, sources, any_staged);
+  if (good && (kRows == AddedRows::of_ranks_summed || any_staged))
     ring.template run<true>(sources, epoch);
   else if (good)
     ring.template run<false>(sources, epoch);

@@ -28,9 +28,9 @@ struct CombineSources {
   const std::byte* rows[kMaxDeviceRanks];     // the first row at each rank
   const std::byte* weights[kMaxDeviceRanks];  // likewise
   std::uint32_t weight_stride[kMaxDeviceRanks];
-  std::uint32_t pieces[kMaxDeviceRanks];  // known to be staged, from the first one
-  std::int32_t first_local_row;           // of those that this rank received from itself
-  bool any_staged;
+  std::uint32_t pieces[kMaxDeviceRanks];      // known to be staged, from the first one
+  std::uint8_t piece_shift[kMaxDeviceRanks];  // PieceSize::shift of the rank
+  std::int32_t first_local_row;               // of those that this rank received from itself
   detail::DeviceNotice notice;
 };
 
@@ -88,26 +88,20 @@ __device__ const std::byte* shared_range(const NormalCombine& params, std::int32
   return range.id == id ? range.base : nullptr;
 }
 
-/// The rest of find_sources where ranks disagree or expert outputs lie outside the heap. Out of
+/// The rest of find_sources where ranks disagree or expert outputs lie in shared buffers. Out of
 /// line, so that it takes no registers from the usual path. The whole block calls; true when the
 /// operation takes place.
 template <AddedRows kRows>
 __device__ __noinline__ bool find_shared_sources(const NormalCombine& params, std::uint64_t epoch,
                                                  bool leader, CombineSources& sources) {
   const DeviceGroup& group = params.group;
-  bool good = true, known = true, staged = false;
+  bool good = true, known = true;
   for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
     good = good && agrees(group, epoch, rank);
     const auto& notice = notice_of(group, epoch, rank);
     const std::uint64_t share = notice.share;
-    const std::int64_t first = kRows == AddedRows::of_experts ? 0 : params.handle.first_row[rank];
-    if (notice.staged != 0 && rank != group.me) {
-      staged = true;
-      sources.pieces[rank] = 0;
-    }
-    if (rank == group.me && params.staging.rows != nullptr && kRows == AddedRows::of_ranks)
-      sources.rows[rank] = params.staging.rows + first * params.row_bytes;
     if (share == 0) continue;
+    const std::int64_t first = kRows == AddedRows::of_experts ? 0 : params.handle.first_row[rank];
     const std::byte* const base = shared_range(params, rank, share);
     sources.rows[rank] = base + notice.region + first * params.row_bytes;
     if (base != nullptr) continue;
@@ -115,30 +109,37 @@ __device__ __noinline__ bool find_shared_sources(const NormalCombine& params, st
     known = false;
     if (leader) report_refused(group, Fault::mismatch, Phase::combine_notify, rank, epoch);
   }
-  if (staged) sources.any_staged = true;
   if (__syncthreads_and(good && known)) return true;
   if (leader && threadIdx.x == 0) report_mismatch(group, epoch, Phase::combine_notify);
   return false;
 }
 
-/// Reads from the notices whether ranks agree and where their expert outputs are. True when the
-/// operation takes place.
+/// Reads from the notices whether ranks agree, where their expert outputs are, and whether any rank
+/// but this one stages its own. True when the operation takes place.
 template <AddedRows kRows>
 __device__ bool find_sources(const NormalCombine& params, std::uint64_t epoch, bool leader,
-                             CombineSources& sources) {
+                             CombineSources& sources, bool& any_staged) {
   const DeviceGroup& group = params.group;
-  bool ordinary = true;
-  if (threadIdx.x == 0) sources.any_staged = false;
+  bool ordinary = true, staged = false;
   for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
     const auto& notice = notice_of(group, epoch, rank);
-    ordinary = ordinary && agrees(group, epoch, rank) & (notice.share == 0) & (notice.staged == 0);
-    sources.pieces[rank] = kAllPieces;
+    ordinary = ordinary && agrees(group, epoch, rank) & (notice.share == 0);
+    const std::uint64_t staging = rank == group.me ? 0 : notice.staged;
+    staged = staged || staging != 0;
+    sources.pieces[rank] = staging != 0 ? 0 : kAllPieces;
+    sources.piece_shift[rank] = static_cast<std::uint8_t>(staging != 0 ? staging - 1 : 0);
     const std::int64_t first = kRows == AddedRows::of_experts ? 0 : params.handle.first_row[rank];
-    if (rank == group.me) sources.first_local_row = static_cast<std::int32_t>(first);
-    sources.rows[rank] = group.block[rank] + notice.region + first * params.row_bytes;
+    const std::byte* rows = group.block[rank] + notice.region;
+    if (rank == group.me) {
+      sources.first_local_row = static_cast<std::int32_t>(first);
+      if (params.staging.rows != nullptr && kRows == AddedRows::of_ranks)
+        rows = params.staging.rows;
+    }
+    sources.rows[rank] = rows + first * params.row_bytes;
     sources.weight_stride[rank] = notice.weight_stride;
     sources.weights[rank] = group.block[rank] + notice.weights + first * notice.weight_stride;
   }
+  any_staged = !__syncthreads_and(!staged);
   return __syncthreads_and(ordinary) || find_shared_sources<kRows>(params, epoch, leader, sources);
 }
 

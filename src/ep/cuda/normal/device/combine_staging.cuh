@@ -44,8 +44,8 @@ __device__ void stage_weights(const NormalCombine& params, std::int32_t first, s
 
 /// Weights whose rows other ranks reach.
 __device__ void stage_weights_alone(const NormalCombine& params, StagedPiece& piece,
-                                    std::uint64_t epoch) {
-  StagedUnits units(params, piece, detail::kStagedRows);
+                                    const PieceSize& size, std::uint64_t epoch) {
+  StagedUnits units(params, piece, size, detail::kStagedRows);
   for (StagedUnit unit = units.next(); unit.exists(); unit = units.next()) {
     stage_weights(params, unit.first, unit.end);
     __syncwarp();
@@ -66,8 +66,9 @@ constexpr std::uint32_t kCopiedRows = 2;
 /// is loaded while the one before it is stored. A unit is counted while the next one is copied.
 class StagedCopies {
  public:
-  __device__ StagedCopies(const NormalCombine& params, StagedPiece& piece, std::byte* shared)
-      : params_(params), units_(params, piece, kCopiedRows) {
+  __device__ StagedCopies(const NormalCombine& params, StagedPiece& piece, const PieceSize& size,
+                          std::byte* shared)
+      : params_(params), units_(params, piece, size, kCopiedRows) {
     const std::uint32_t warp = threadIdx.x / 32;
     const std::uint32_t bytes = params.staging.copy_bytes;
     chunk_ = bytes / 2 / 128 * 128;
@@ -82,7 +83,7 @@ class StagedCopies {
 
   __device__ void run(std::uint64_t epoch) {
     for (StagedUnit unit = units_.next(); unit.exists(); unit = units_.next()) {
-      stage_weights(params_, unit.first, unit.end);
+      if (unit.begin == 0) stage_weights(params_, unit.first, unit.end);
       __syncwarp();
       if (lane_id() == 0) copy(epoch, unit);
       __syncwarp();
@@ -106,8 +107,8 @@ class StagedCopies {
     for (std::int32_t row = unit.first; row < unit.end; ++row) {
       const std::int64_t offset = static_cast<std::int64_t>(row) * params_.row_bytes;
       std::byte* const to = staging_row(params_, row);
-      for (std::uint32_t at = 0; at < params_.row_bytes; at += chunk_) {
-        const std::uint32_t bytes = min(chunk_, params_.row_bytes - at);
+      for (std::uint32_t at = unit.begin; at < unit.end_bytes; at += chunk_) {
+        const std::uint32_t bytes = min(chunk_, unit.end_bytes - at);
         copy_chunk(params_.staging.rows + offset + at, to + at, bytes);
         // All stores but that of this unit's first chunk belong to the unit before.
         if (++chunks != 2 || !before_.exists()) continue;
@@ -156,26 +157,27 @@ class StagedCopies {
 /// Copies without bulk copies: 16 bytes a lane and load, with kBatch loads in flight.
 class StagedCopies {
  public:
-  __device__ StagedCopies(const NormalCombine& params, StagedPiece& piece, std::byte*)
-      : params_(params), units_(params, piece, kCopiedRows) {}
+  __device__ StagedCopies(const NormalCombine& params, StagedPiece& piece, const PieceSize& size,
+                          std::byte*)
+      : params_(params), units_(params, piece, size, kCopiedRows) {}
 
   __device__ void run(std::uint64_t epoch) {
     for (StagedUnit unit = units_.next(); unit.exists(); unit = units_.next()) {
-      stage_weights(params_, unit.first, unit.end);
+      if (unit.begin == 0) stage_weights(params_, unit.first, unit.end);
       for (std::int32_t row = unit.first; row < unit.end; ++row)
-        copy(params_.staging.rows + static_cast<std::int64_t>(row) * params_.row_bytes,
-             staging_row(params_, row));
+        copy(params_.staging.rows + static_cast<std::int64_t>(row) * params_.row_bytes + unit.begin,
+             staging_row(params_, row) + unit.begin, unit.end_bytes - unit.begin);
       __syncwarp();
       if (lane_id() == 0) units_.count(epoch, unit);
     }
   }
 
  private:
-  __device__ void copy(const std::byte* from, std::byte* to) const {
+  __device__ static void copy(const std::byte* from, std::byte* to, std::uint32_t bytes) {
     constexpr std::uint32_t kBatch = 8;  // vectors of 16 bytes per lane in flight
     const auto* const in = reinterpret_cast<const int4*>(from);
     auto* const out = reinterpret_cast<int4*>(to);
-    const std::uint32_t vectors = params_.row_bytes / 16;
+    const std::uint32_t vectors = bytes / 16;
     for (std::uint32_t first = lane_id(); first < vectors; first += 32 * kBatch) {
       int4 batch[kBatch];
 #pragma unroll
@@ -197,12 +199,14 @@ class StagedCopies {
 __device__ __noinline__ void stage_copies(const NormalCombine& params, std::uint64_t epoch,
                                           std::byte* shared, bool only_one) {
   if (params.group.ranks == 1) return;
-  StagedPiece& piece = begin_pieces(params.group, only_one);
+  const PieceSize size(params);
+  StagedPiece& piece = begin_pieces(params.group, only_one, size.few);
+  if (is_beyond(piece, size, params.group)) return;
   if (aborted(params.group) || *params.handle.epoch == kRefused) return;
   if (params.staging.rows != nullptr)
-    StagedCopies(params, piece, shared).run(epoch);
+    StagedCopies(params, piece, size, shared).run(epoch);
   else
-    stage_weights_alone(params, piece, epoch);
+    stage_weights_alone(params, piece, size, epoch);
 }
 
 }  // namespace

@@ -55,9 +55,9 @@ __device__ std::uint32_t chunk_of_stage(std::uint32_t stage_bytes, std::uint32_t
 template <class Format>
 class StagedSums {
  public:
-  __device__ StagedSums(const NormalCombine& params, StagedPiece& piece, std::uint64_t epoch,
-                        std::byte* shared)
-      : params_(params), epoch_(epoch), units_(params, piece, 1), stages_(params, shared) {}
+  __device__ StagedSums(const NormalCombine& params, StagedPiece& piece, const PieceSize& size,
+                        std::uint64_t epoch, std::byte* shared)
+      : params_(params), epoch_(epoch), units_(params, piece, size, 1), stages_(params, shared) {}
 
   __device__ void run() {
     look_up();
@@ -80,26 +80,27 @@ class StagedSums {
   __device__ void begin_row() {
     unit_ = next_;
     if (!unit_.exists()) return;
-    const std::int32_t row = checked_row_of_slot(params_, epoch_, unit_.first, next_of_slot_, true);
+    const std::int32_t row =
+        checked_row_of_slot(params_, epoch_, unit_.first, next_of_slot_, unit_.begin == 0);
     const std::uint32_t votes = __ballot_sync(~0u, row >= 0);
     copies_ = __popc(votes);
     mine_ = row >= 0;
     place_ = __popc(votes & ((1u << lane_id()) - 1));
     from_ = params_.staging.rows + static_cast<std::int64_t>(row) * params_.row_bytes;
     chunk_ = chunk_of_stage(stages_.stage_bytes(), copies_);
-    at_ = 0;
-    stage_weights(params_, unit_.first, unit_.end);
+    at_ = unit_.begin;
+    if (at_ == 0) stage_weights(params_, unit_.first, unit_.end);
     look_up();
   }
 
   /// Fields in the last word of a note: bytes below kCopies, rows from there on, and a flag if the
-  /// chunk ends the row.
-  static constexpr std::uint32_t kCopies = 16, kEndsRow = 1u << 31;
+  /// chunk ends the unit.
+  static constexpr std::uint32_t kCopies = 16, kEndsUnit = 1u << 31;
 
   __device__ void load() {
     if (!unit_.exists()) return;
-    const std::uint32_t bytes = min(chunk_, params_.row_bytes - at_);
-    const std::uint32_t ends = at_ + bytes == params_.row_bytes ? kEndsRow : 0;
+    const std::uint32_t bytes = min(chunk_, unit_.end_bytes - at_);
+    const std::uint32_t ends = at_ + bytes == unit_.end_bytes ? kEndsUnit : 0;
     stages_.begin_load({static_cast<std::uint32_t>(unit_.first),
                         unit_.piece << 8 | static_cast<std::uint32_t>(unit_.rank), at_,
                         bytes | copies_ << kCopies | ends},
@@ -124,7 +125,7 @@ class StagedSums {
         *reinterpret_cast<uint4*>(to + v + i * kCombineStep) = Format::narrow(sums[i]);
     });
     stages_.end_add();
-    if ((sizes & kEndsRow) != 0 && lane_id() == 0)
+    if ((sizes & kEndsUnit) != 0 && lane_id() == 0)
       units_.count(epoch_, static_cast<std::int32_t>(unit & 0xffu), unit >> 8, 1);
   }
 
@@ -143,27 +144,29 @@ class StagedSums {
 template <class Format>
 class StagedSums {
  public:
-  __device__ StagedSums(const NormalCombine& params, StagedPiece& piece, std::uint64_t epoch,
-                        std::byte*)
-      : params_(params), epoch_(epoch), units_(params, piece, 1) {}
+  __device__ StagedSums(const NormalCombine& params, StagedPiece& piece, const PieceSize& size,
+                        std::uint64_t epoch, std::byte*)
+      : params_(params), epoch_(epoch), units_(params, piece, size, 1) {}
 
   __device__ void run() {
     for (StagedUnit unit = units_.next(); unit.exists(); unit = units_.next()) {
       const std::int32_t row = unit.first;
-      sum(checked_row_of_slot(params_, epoch_, row, load_row_of_slot(params_, row), true),
-          staging_row(params_, row));
-      stage_weights(params_, unit.first, unit.end);
+      const bool first = unit.begin == 0;
+      sum(checked_row_of_slot(params_, epoch_, row, load_row_of_slot(params_, row), first),
+          staging_row(params_, row), unit);
+      if (first) stage_weights(params_, unit.first, unit.end);
       __syncwarp();
       if (lane_id() == 0) units_.count(epoch_, unit);
     }
   }
 
  private:
-  __device__ void sum(std::int32_t row_of_slot, std::byte* to) const {
+  __device__ void sum(std::int32_t row_of_slot, std::byte* to, const StagedUnit& unit) const {
     constexpr int kParts = 4;
-    const std::uint32_t vectors = params_.row_bytes / 16;
+    const std::uint32_t vectors = unit.end_bytes / 16;
     const std::uint32_t slots = __ballot_sync(~0u, row_of_slot >= 0);
-    for (std::uint32_t first = lane_id(); first < vectors + lane_id(); first += 32 * kParts) {
+    for (std::uint32_t first = unit.begin / 16 + lane_id(); first < vectors + lane_id();
+         first += 32 * kParts) {
       float sums[kParts][Format::kCount] = {};
       for (std::uint32_t left = slots; left != 0; left &= left - 1) {
         const std::int64_t row = __shfl_sync(~0u, row_of_slot, __ffs(left) - 1);
@@ -195,9 +198,11 @@ template <class Format>
 __device__ __noinline__ void stage_sums(const NormalCombine& params, std::uint64_t epoch,
                                         std::byte* shared, bool only_one) {
   if (params.group.ranks == 1) return;
-  StagedPiece& piece = begin_pieces(params.group, only_one);
+  const PieceSize size(params);
+  StagedPiece& piece = begin_pieces(params.group, only_one, size.few);
+  if (is_beyond(piece, size, params.group)) return;
   if (aborted(params.group) || *params.handle.epoch == kRefused) return;
-  StagedSums<Format>(params, piece, epoch, shared).run();
+  StagedSums<Format>(params, piece, size, epoch, shared).run();
 }
 
 }  // namespace

@@ -61,13 +61,14 @@ __device__ void publish_notice(const DeviceGroup& group, std::uint64_t epoch,
 /// arrived. `counted`: as for wait_signal; one block of a launch counts.
 __device__ inline bool await_notices(const DeviceGroup& group, std::uint64_t epoch, Phase phase,
                                      std::uint32_t operation, bool counted = false) {
-  bool good = !aborted(group);
+  const bool failed = aborted(group);  // in flight with the first signal
+  bool good = true;
   for (std::int32_t rank = threadIdx.x; good && rank < group.ranks; rank += blockDim.x)
     good =
         wait_signal(group, group.layout.entered, rank, epoch, {phase, operation, epoch}, counted);
   if (counted && static_cast<std::int32_t>(threadIdx.x) < group.ranks)
     note_notified(group, KernelKind::normal, epoch);
-  return __syncthreads_and(good);
+  return __syncthreads_and(good && !failed);
 }
 
 /// True if the notices of `rank` and of rank 0 describe the same operation. Every rank computes the

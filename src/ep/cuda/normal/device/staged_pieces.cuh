@@ -2,9 +2,10 @@
 // staged_pieces.cuh: pieces of staged expert output: who stages them, how their ends are published,
 // and how a rank that fetches them waits.
 //
-// A piece is kStagedRows rows for one rank. A block that stages takes one piece after another, in
-// the order in which they are fetched, and its warps share the rows: a piece that belongs to one
-// block is counted without the order of the whole GPU's memory, which is slow on a full link
+// A piece is kStagedRows rows for one rank, or fewer where blocks would be left without one
+// (PieceSize). A block that stages takes one piece after another, in the order in which they are
+// fetched, and its warps share the rows: a piece that belongs to one block is counted without the
+// order of the whole GPU's memory, which is slow on a full link
 // (docs/decisions/staged-expert-output.md). Pieces are handed out to blocks that run: no rank waits
 // for a block that may not be resident yet.
 //
@@ -29,20 +30,71 @@ __device__ std::uint64_t* staged_flag(const DeviceGroup& group, std::int32_t of,
          static_cast<std::uint64_t>(owner) * group.layout.staged_pieces + piece;
 }
 
-/// Rows for one rank that a warp stages at a time.
+/// What a warp stages at a time: rows for one rank, or a part of one.
 struct StagedUnit {
   std::int32_t rank = -1;
   std::uint32_t piece = 0;
-  std::int32_t first = 0, end = 0;  ///< rows
+  std::int32_t first = 0, end = 0;         ///< rows
+  std::uint32_t begin = 0, end_bytes = 0;  ///< of each row: the whole row unless it is divided
   __device__ bool exists() const { return rank >= 0; }
+};
+
+/// How this rank divides its staged rows. Where they are few, a piece has fewer rows, so that every
+/// block has one, and warps share a row. Other ranks read `shift` in the notice.
+struct PieceSize {
+  std::uint32_t pieces = 0;      ///< of the rank with most rows
+  std::uint32_t shift = 0;       ///< log2 of the rows of a piece
+  std::uint32_t part_bytes = 0;  ///< of a row that a warp stages at a time
+  std::uint32_t parts = 1;       ///< of a row
+  bool few = false;              ///< not all pieces have kStagedRows rows
+
+  /// The whole warp calls.
+  __device__ explicit PieceSize(const NormalCombine& params) : part_bytes(params.row_bytes) {
+    const DeviceGroup& group = params.group;
+    const std::int32_t* const ends = params.handle.source_ends;
+    std::uint32_t most = 0;
+    for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group.ranks; rank += 32)
+      if (rank != group.me)
+        most = max(most, static_cast<std::uint32_t>(ends[rank] - (rank == 0 ? 0 : ends[rank - 1])));
+    most = __reduce_max_sync(~0u, most);
+    const std::uint32_t others = group.ranks - 1;
+    shift = kLargest;
+    few = others * pieces_of(most) < static_cast<std::uint32_t>(params.staging.blocks) &&
+          params.staging.rows != nullptr;
+    if (few) {
+      while (shift > 0 && others * pieces_of(most, shift - 1) <= gridDim.x &&
+             pieces_of(most, shift - 1) <= group.layout.staged_pieces)
+        --shift;
+      const std::uint32_t steps = (params.row_bytes + kStep - 1) / kStep,
+                          warps = max(1u, (blockDim.x / 32) >> shift);
+      part_bytes = max(kLeastSteps, (steps + warps - 1) / warps) * kStep;
+      parts = (params.row_bytes + part_bytes - 1) / part_bytes;
+    }
+    pieces = pieces_of(most);
+  }
+  __device__ std::uint32_t rows() const { return 1u << shift; }
+
+ private:
+  static constexpr std::uint32_t kLargest = 4;  ///< log2 of kStagedRows
+  static_assert(1 << kLargest == detail::kStagedRows);
+  /// Steps of kCombineStep bytes that a warp stages at least: fewer are not worth a count.
+  static constexpr std::uint32_t kStep = kCombineStep, kLeastSteps = 4;
+
+  __device__ std::uint32_t pieces_of(std::uint32_t rows, std::uint32_t by) const {
+    return (rows + (1u << by) - 1) >> by;
+  }
+  __device__ std::uint32_t pieces_of(std::uint32_t rows) const { return pieces_of(rows, shift); }
 };
 
 /// The piece that the warps of a block are dividing, in shared memory.
 struct StagedPiece {
-  static constexpr std::uint32_t kOnItsWay = ~0u, kNone = ~1u;  // beyond all numbers
+  // Beyond all numbers.
+  static constexpr std::uint32_t kOnItsWay = ~0u, kNone = ~1u, kNotTaken = ~2u;
 
   unsigned long long taken;  ///< its number << 32 | units of it that warps have asked for
-  std::uint32_t next;        ///< the number of the one after it, kOnItsWay, or kNone for the last
+  /// The number of the one after it, or kOnItsWay; kNone after the last one; kNotTaken where it is
+  /// taken when a warp needs it.
+  std::uint32_t next;
 };
 
 /// Number of a piece, from 0 to the pieces of all ranks, which no block has taken.
@@ -53,32 +105,37 @@ __device__ std::uint32_t take_piece(const DeviceGroup& group) {
 
 /// Takes the first piece of the calling block, and, unless it stages only one, its next one after a
 /// barrier, so that the first pieces of all blocks have the lowest numbers: ranks fetch in this
-/// order. All its threads call.
-__device__ StagedPiece& begin_pieces(const DeviceGroup& group, bool only_one) {
+/// order. `few`: PieceSize::few, where every block may have one piece and takes a second one only
+/// when it has time. All its threads call.
+__device__ StagedPiece& begin_pieces(const DeviceGroup& group, bool only_one, bool few) {
   __shared__ StagedPiece piece;
   if (threadIdx.x == 0) {
     piece.taken = static_cast<unsigned long long>(take_piece(group)) << 32;
-    piece.next = only_one ? StagedPiece::kNone : StagedPiece::kOnItsWay;
+    piece.next = only_one ? StagedPiece::kNone
+                 : few    ? StagedPiece::kNotTaken
+                          : StagedPiece::kOnItsWay;
   }
   __syncthreads();
-  if (threadIdx.x == 0 && !only_one)
+  if (threadIdx.x == 0 && !only_one && !few)
     *static_cast<volatile std::uint32_t*>(&piece.next) = take_piece(group);
   return piece;
+}
+
+/// True if the first piece of the block, from begin_pieces, does not exist: all have been taken.
+__device__ bool is_beyond(const StagedPiece& piece, const PieceSize& size,
+                          const DeviceGroup& group) {
+  const auto number = static_cast<std::uint32_t>(
+      *static_cast<const volatile unsigned long long*>(&piece.taken) >> 32);
+  return number >= size.pieces * (group.ranks - 1);
 }
 
 /// Hands units of the block's pieces to the calling warp until none is left.
 class StagedUnits {
  public:
-  /// `rows` of a unit: a power of two, at most kStagedRows.
-  __device__ StagedUnits(const NormalCombine& params, StagedPiece& piece, std::uint32_t rows)
-      : params_(params), piece_(piece), rows_(rows) {
-    const DeviceGroup& group = params.group;
-    std::int32_t most = 0;  // rows for one rank
-    for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group.ranks; rank += 32)
-      if (rank != group.me) most = max(most, end_of(rank) - start_of(rank));
-    most = static_cast<std::int32_t>(__reduce_max_sync(~0u, static_cast<std::uint32_t>(most)));
-    pieces_ = (most + detail::kStagedRows - 1) / detail::kStagedRows;
-  }
+  /// `rows` of a unit where rows are not divided: a power of two, at most kStagedRows.
+  __device__ StagedUnits(const NormalCombine& params, StagedPiece& piece, const PieceSize& size,
+                         std::uint32_t rows)
+      : params_(params), piece_(piece), size_(size), rows_(size.few ? 1 : rows) {}
 
   __device__ StagedUnit next() {
     const std::uint32_t others = params_.group.ranks - 1;
@@ -89,29 +146,33 @@ class StagedUnits {
       at = __shfl_sync(~0u, at, 0);
       StagedUnit unit;
       unit.piece = number / others;
-      if (unit.piece >= pieces_) return {};
+      if (unit.piece >= size_.pieces) return {};
       unit.rank = static_cast<std::int32_t>((params_.group.me + 1 + number % others) %
                                             static_cast<std::uint32_t>(params_.group.ranks));
-      unit.first = start_of(unit.rank) +
-                   static_cast<std::int32_t>(unit.piece * detail::kStagedRows + at * rows_);
+      const std::uint32_t row = size_.parts == 1 ? at * rows_ : at / size_.parts;
+      unit.first =
+          start_of(unit.rank) + static_cast<std::int32_t>((unit.piece << size_.shift) + row);
       unit.end = min(unit.first + static_cast<std::int32_t>(rows_), end_of(unit.rank));
+      unit.begin = size_.parts == 1 ? 0 : (at - row * size_.parts) * size_.part_bytes;
+      unit.end_bytes = min(unit.begin + size_.part_bytes, params_.row_bytes);
       if (unit.first < unit.end) return unit;
     }
   }
 
-  /// Counts rows of a piece as staged, and raises its flag when they are its last ones. One lane
-  /// calls, after a barrier of the warp.
+  /// Counts parts of rows of a piece as staged, and raises its flag when they are its last ones.
+  /// One lane calls, after a barrier of the warp.
   __device__ void count(std::uint64_t epoch, std::int32_t rank, std::uint32_t piece,
-                        std::int32_t rows) const {
+                        std::int32_t parts) const {
     const DeviceGroup& group = params_.group;
-    const std::int32_t all =
-        min(detail::kStagedRows,
-            end_of(rank) - start_of(rank) - static_cast<std::int32_t>(piece) * detail::kStagedRows);
-    if (rows != all) {
+    const std::int32_t rows = min(static_cast<std::int32_t>(size_.rows()),
+                                  end_of(rank) - start_of(rank) -
+                                      static_cast<std::int32_t>(piece << size_.shift)),
+                       all = rows * static_cast<std::int32_t>(size_.parts);
+    if (parts != all) {
       auto* const counted =
           reinterpret_cast<std::uint32_t*>(group.block[group.me] + group.layout.staged_counts) +
           static_cast<std::uint64_t>(rank) * group.layout.staged_pieces + piece;
-      const auto added = static_cast<std::uint32_t>(rows);
+      const auto added = static_cast<std::uint32_t>(parts);
       if (ptx::atom_acq_rel_cta_global_add(counted, added) + added !=
           static_cast<std::uint32_t>(all))
         return;
@@ -134,7 +195,7 @@ class StagedUnits {
   /// Takes a unit: the number of its piece, and which of the piece's. One lane calls. Who asks for
   /// the first unit behind a piece opens the next one, whose number has been taken meanwhile.
   __device__ void take(std::uint32_t& number, std::uint32_t& at) const {
-    const std::uint32_t units = detail::kStagedRows / rows_;
+    const std::uint32_t units = (size_.rows() * size_.parts) / rows_;
     for (;;) {
       const unsigned long long taken = atomicAdd(&piece_.taken, 1ull);
       number = static_cast<std::uint32_t>(taken >> 32);
@@ -155,19 +216,20 @@ class StagedUnits {
     volatile std::uint32_t& next = piece_.next;
     while (next == StagedPiece::kOnItsWay) {
     }
-    const std::uint32_t number = next;
-    const bool none = number == StagedPiece::kNone;
-    if (!none) next = StagedPiece::kOnItsWay;
+    std::uint32_t number = next;
+    const bool ahead = number < StagedPiece::kNotTaken;
+    if (number == StagedPiece::kNotTaken) number = take_piece(params_.group);
+    if (ahead) next = StagedPiece::kOnItsWay;
     __threadfence_block();
     atomicExch(&piece_.taken, static_cast<unsigned long long>(number) << 32 | 1);
-    if (!none) next = take_piece(params_.group);
+    if (ahead) next = take_piece(params_.group);
     return number;
   }
 
   const NormalCombine& params_;
   StagedPiece& piece_;
+  const PieceSize& size_;
   const std::uint32_t rows_;
-  std::uint32_t pieces_ = 0;  ///< of the rank with most rows
 };
 
 /// Number of pieces in CombineSources::pieces of a rank that stages nothing.
@@ -225,11 +287,10 @@ __device__ __noinline__ void await_piece(const NormalCombine& params, std::uint6
   }
 }
 
-/// Waits until the row of each lane with `mine` is staged; lanes have rows of different ranks. The
-/// whole warp calls.
+/// Waits until the piece of each lane with `mine` is staged; lanes have pieces of different ranks.
+/// The whole warp calls.
 __device__ void await_staged_rows(const NormalCombine& params, std::uint64_t epoch, bool mine,
-                                  std::int32_t rank, std::int64_t row, std::uint32_t* known) {
-  const auto piece = static_cast<std::uint32_t>(row / detail::kStagedRows);
+                                  std::int32_t rank, std::uint32_t piece, std::uint32_t* known) {
   std::uint32_t left = __ballot_sync(~0u, mine);
   for (; left != 0; left &= left - 1) {
     const int lane = __ffs(static_cast<int>(left)) - 1;
