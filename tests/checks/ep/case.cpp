@@ -247,20 +247,21 @@ void travel(const Travel& how, std::span<const std::uint16_t> row, std::span<flo
   std::transform(row.begin(), row.end(), arrived.begin(), float_of_bf16);
 }
 
-/// The expert output for token `t` of rank `rank` as it arrives: [top_k][hidden].
+/// The expert output for token `t` of rank `rank`, after its way back: [top_k][hidden].
 std::vector<float> low_latency_expert_output(const EpCase& c, std::int32_t rank, std::int64_t t,
-                                             const std::int64_t* experts, const Travels& travels) {
+                                             const std::int64_t* experts, const Travel& to_experts,
+                                             const Travel& back) {
   const auto hidden = static_cast<std::size_t>(c.hidden);
   std::vector<std::uint16_t> row(hidden);
   std::vector<float> x(hidden), output(c.top_k * hidden);
   for (std::size_t ch = 0; ch < hidden; ++ch)
     row[ch] = c.value(rank, t, static_cast<std::int64_t>(ch));
-  travel(travels.to_experts, row, x);
+  travel(to_experts, row, x);
   for (std::int32_t k = 0; k < c.top_k; ++k) {
     if (experts[k] < 0) continue;
     const float factor = expert_factor(static_cast<std::int32_t>(experts[k]));
     for (std::size_t ch = 0; ch < hidden; ++ch) row[ch] = bf16_of(factor * x[ch]);
-    travel(travels.back, row, {output.data() + k * hidden, hidden});
+    travel(back, row, {output.data() + k * hidden, hidden});
   }
   return output;
 }
@@ -276,32 +277,40 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
   std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
   for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
     const std::int64_t* row = topk_idx.data() + t * c.top_k;
-    const auto output = low_latency_expert_output(c, rank, t, row, travels);
+    const auto outputs = [&](const Travel& back) {
+      return low_latency_expert_output(c, rank, t, row, travels.to_experts, back);
+    };
+    const auto arrived = outputs(travels.back);
     const auto owner_of = [&](std::int32_t k) {
       return static_cast<std::int32_t>(row[k] / c.local_experts());
     };
     const auto counts = [&](std::int32_t k) {
       return row[k] >= 0 && (masked.empty() || masked[owner_of(k)] == 0);
     };
-    const auto ranks = ranks_of(c, row);
-    for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
-      const auto term = [&](std::int32_t k) {
-        return weights[t * c.top_k + k] * output[k * c.hidden + channel];
-      };
-      float sum = 0;
-      if (reduction == ep::Reduction::exact) {
+    const auto hidden = static_cast<std::size_t>(c.hidden);
+    std::vector<float> sum(hidden), level(hidden);
+    const auto add = [&](std::int32_t k, const std::vector<float>& output, std::vector<float>& to) {
+      for (std::size_t ch = 0; ch < hidden; ++ch)
+        to[ch] += weights[t * c.top_k + k] * output[k * hidden + ch];
+    };
+    if (reduction == ep::Reduction::exact) {
+      for (std::int32_t k = 0; k < c.top_k; ++k)
+        if (counts(k)) add(k, arrived, sum);
+    } else {
+      const auto plain = travels.sums ? outputs({}) : std::vector<float>();
+      std::vector<std::uint16_t> rounded(hidden);
+      for (const std::int32_t owner : ranks_of(c, row)) {
+        const bool sums =
+            travels.sums && (travels.unsummed.empty() || travels.unsummed[owner] == 0);
+        std::ranges::fill(level, 0.0F);
         for (std::int32_t k = 0; k < c.top_k; ++k)
-          if (counts(k)) sum += term(k);
-      } else {
-        for (const std::int32_t owner : ranks) {
-          float level = 0;
-          for (std::int32_t k = 0; k < c.top_k; ++k)
-            if (counts(k) && owner_of(k) == owner) level += term(k);
-          sum += float_of_bf16(bf16_of(level));
-        }
+          if (counts(k) && owner_of(k) == owner) add(k, sums ? plain : arrived, level);
+        std::ranges::transform(level, rounded.begin(), bf16_of);
+        travel(sums ? travels.sums : Travel(), rounded, level);
+        for (std::size_t ch = 0; ch < hidden; ++ch) sum[ch] += float_of_bf16(bf16_of(level[ch]));
       }
-      out[t * c.hidden + channel] = bf16_of(sum);
     }
+    std::ranges::transform(sum, out.begin() + t * c.hidden, bf16_of);
   }
   return out;
 }

@@ -190,6 +190,12 @@ Travel log_fmt_travel() {
   };
 }
 
+Travels log_fmt_travels(bool sums) {
+  Travels travels{.to_experts = {}, .back = log_fmt_travel()};
+  if (sums) travels.sums = travels.back;
+  return travels;
+}
+
 void check_low_latency_received(const EpCase& c, std::int32_t rank,
                                 const ep::LowLatencyReceived& got, const std::vector<int>& masked) {
   const ExpectedLowLatency wanted = expected_low_latency_dispatch(c, rank, masked);

@@ -130,8 +130,8 @@ TEST(CApiLowLatency, LogFmtAndCopiedHandle) {
     shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
     ok(shoal_ep_pending_combine_receive(pending, &combined));
     EXPECT_EQ(combined.x.data, out.data);
-    const auto wanted = expected_low_latency(c, pe.me, ep::Reduction::exact, {},
-                                             {.to_experts = {}, .back = log_fmt_travel()});
+    const auto wanted =
+        expected_low_latency(c, pe.me, ep::Reduction::exact, {}, log_fmt_travels(false));
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
     EXPECT_TRUE(std::any_of(waited.begin(), waited.end(), [](std::int64_t ns) { return ns >= 0; }));
     ok(shoal_ep_combined_release(&combined));
