@@ -60,8 +60,8 @@ struct LowLatencyDispatchOptions {
   /// float32 [tokens, top_k]; optional: the weights of the later combine, which then travel with
   /// the rows. On GPUs combine then needs no exchange of its own; between nodes, and on GPUs where
   /// its receive is deferred, it returns one row per (token, rank) instead of one per (token,
-  /// expert), unless it is exact or log_fmt. The weights must be unchanged at combine; on the host
-  /// other weights are Error{invalid_argument}.
+  /// expert), unless it is exact. The weights must be unchanged at combine; on the host other
+  /// weights are Error{invalid_argument}.
   ConstTensorView weights{};
   /// false: the receive is queued at once after the send, which on GPUs saves the time between two
   /// kernels; receive() then returns the result. All earlier ones must have been received.
@@ -116,7 +116,14 @@ class PendingDispatch {
 };
 
 struct LowLatencyCombineOptions {
-  /// The rows travel as LogFMT-10, 10 bits per channel.
+  /// Rows travel as LogFMT-10: 10 bits per channel, or 16 in blocks that the format cannot hold.
+  /// With Reduction::per_rank a rank's sum, rounded to bfloat16, is encoded: one row per (token,
+  /// rank). With exact, each expert output is: one row per (token, expert).
+  ///
+  /// A rank cannot sum before it sends where the weights did not travel with the dispatch and its
+  /// receive is deferred, or the group has mask_failed and spans nodes. It then encodes each expert
+  /// output, and the receiver adds and rounds. Results of the two ways differ within the error of
+  /// the format; each gives the same bits on every backend.
   bool log_fmt = false;
   /// y lies in Group::next_combine_buffer, so it need not be copied. Not with log_fmt.
   bool zero_copy = false;

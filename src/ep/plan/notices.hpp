@@ -15,8 +15,35 @@ constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
 enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
 
 /// The combine rows that one rank provides to another in low-latency mode: a weighted sum over its
-/// experts per token, in bfloat16; a row per expert in bfloat16; a row per expert in LogFMT-10.
-enum class CombineRowForm : std::uint32_t { sums, rows, log_fmt };
+/// experts per token, or a row per expert; in bfloat16 or in LogFMT-10. Sums in LogFMT-10 are
+/// rounded to bfloat16 before they are encoded.
+enum class CombineRowForm : std::uint32_t { sums, rows, log_fmt_sums, log_fmt };
+
+SHOAL_HOST_DEVICE constexpr bool is_sums(CombineRowForm form) {
+  return (static_cast<std::uint32_t>(form) & 1) == 0;
+}
+SHOAL_HOST_DEVICE constexpr bool is_log_fmt(CombineRowForm form) {
+  return (static_cast<std::uint32_t>(form) & 2) != 0;
+}
+/// The form of a row per expert in the encoding of `form`.
+SHOAL_HOST_DEVICE constexpr CombineRowForm unsummed_form(CombineRowForm form) {
+  return static_cast<CombineRowForm>(static_cast<std::uint32_t>(form) | 1);
+}
+static_assert(unsummed_form(CombineRowForm::sums) == CombineRowForm::rows);
+static_assert(unsummed_form(CombineRowForm::log_fmt_sums) == CombineRowForm::log_fmt);
+
+/// The form in which the ranks of a combine must agree.
+constexpr CombineRowForm agreed_form(bool log_fmt, bool exact) {
+  const CombineRowForm sums = log_fmt ? CombineRowForm::log_fmt_sums : CombineRowForm::sums;
+  return exact ? unsummed_form(sums) : sums;
+}
+
+/// True if a rank that sends sums sends expert outputs in their place because it must not wait for
+/// the weights: they did not travel with the dispatch, and its receive is deferred, or the group
+/// masks ranks and spans nodes, where the send could not report that it waits for a third rank.
+constexpr bool sends_unsummed(bool weights_travelled, bool deferred, bool masks_between_nodes) {
+  return !weights_travelled && (deferred || masks_between_nodes);
+}
 
 /// Value of the `failed` word that a rank which gives up the group writes at every rank: the rank
 /// that it waited for; never 0. `gave_up`: that rank had given the group up before, so that the

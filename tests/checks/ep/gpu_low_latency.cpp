@@ -8,6 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "ep/plan/notices.hpp"
 #include "support/made_up.hpp"
 
 namespace shoal::test {
@@ -129,7 +130,13 @@ ep::PendingCombine GpuLowLatencyRound::combine(const ep::LowLatencyReceived& got
 void GpuLowLatencyRound::check(const Tensor& out) {
   Travels travels;
   if (call_.quantize != ep::Quantize::none) travels.to_experts = float8_travel(call_.quantize);
-  if (call_.log_fmt) travels.back = log_fmt_travel();
+  if (call_.log_fmt) {
+    const bool internode = case_.nodes > 1 || test_nodes(case_.ranks) > 1;
+    travels.back = log_fmt_travel();
+    if (!ep::detail::sends_unsummed(call_.early_weights, call_.defer_receive,
+                                    internode && owner_.group.options().mask_failed))
+      travels.sums = travels.back;
+  }
   auto wanted = expected_low_latency(case_, owner_.me, call_.reduction, call_.masked, travels);
   wanted.resize(tokens_ * case_.hidden, 0);  // tokens without experts
   expect(out.size() == static_cast<std::int64_t>(wanted.size()), "the result is " + out.describe());

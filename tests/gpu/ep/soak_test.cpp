@@ -217,6 +217,7 @@ class Walk {
   void low_latency_finish() {
     auto [round, pending, deferred] = std::move(combining_.front());
     combining_.pop_front();
+    low_latency_[round]->defer_receive(deferred);  // the round may have sent again since
     low_latency_[round]->check(pending.receive());
   }
 

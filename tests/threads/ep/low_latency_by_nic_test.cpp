@@ -44,9 +44,9 @@ INSTANTIATE_TEST_SUITE_P(Tiers, LowLatencyByNic,
 TEST_P(LowLatencyByNic, EveryFormMatchesTheReference) {
   run({.ranks = 2, .experts = 6, .hidden = 656, .tokens = {9, 7}, .blocks = 2, .node_size = 1},
       [](Ranks& ranks) {
-        for (const Combine& combine : {kNow, kSums, kLogfmt, kRows, kExactLogfmt})
+        for (const Combine& combine : {kNow, kSums, kLogfmt, kRows, kExactLogfmt, kLogfmtNow})
           ranks.round(combine, Values::mixed);
-        ranks.round(kNow, Values::plain, true);
+        for (const Combine& combine : {kNow, kLogfmt}) ranks.round(combine, Values::plain, true);
         ranks.quantize(Quantize::fp8);
         ranks.round(kSums, Values::plain, true);
       });

@@ -52,7 +52,7 @@ struct Chunks {
 };
 
 void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& body,
-              const Chunks& chunks = {}, std::int32_t threads = 0) {
+              const Chunks& chunks = {}, std::int32_t threads = 0, bool mask_failed = false) {
   SCOPED_TRACE(c.describe());
   Settings settings = settings_for(c);
   settings.ep_chunk = chunks.bytes;
@@ -60,6 +60,7 @@ void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& bo
   run_threads(c.ranks, settings, [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.threads = threads;
+    options.mask_failed = mask_failed;
     ep::Group group(world.team(), options);
     body(world, group);
     group.close();
@@ -68,11 +69,11 @@ void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& bo
 }
 
 /// A low-latency dispatch of the rows as they are, with their weights.
-ep::LowLatencyReceived received_bfloat16(ep::Group& group, const Inputs& in) {
-  return group
-      .low_latency_dispatch(in.x, in.topk_idx,
-                            {.quantize = ep::Quantize::none, .weights = in.weights})
-      .receive();
+ep::LowLatencyReceived received_bfloat16(ep::Group& group, const Inputs& in,
+                                         bool early_weights = true) {
+  ep::LowLatencyDispatchOptions options{.quantize = ep::Quantize::none};
+  if (early_weights) options.weights = in.weights;
+  return group.low_latency_dispatch(in.x, in.topk_idx, options).receive();
 }
 
 class EpNodes : public ::testing::TestWithParam<Grid> {};
@@ -205,23 +206,36 @@ TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {
            {.bytes = 4096});
 }
 
-TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
+// A rank sends encoded sums where it has the weights. Where they did not travel, immediate
+// receives give the same bits, unless the group masks ranks.
+TEST_P(EpNodes, LogFmtAndSeveralThreads) {
   EpCase c = small(GetParam(), 10);
   c.hidden = 384;
-  const auto body = [&](World& world, ep::Group& group) {
-    const Inputs in(c, world.my_pe());
-    check_low_latency(group, c, ep::Reduction::per_rank, true, true);
-    const ep::LowLatencyReceived got = received_bfloat16(group, in);
-    Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
-    write_low_latency_expert_output(c, world.my_pe(), got, y);
-    const Tensor out =
-        group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, {.log_fmt = true})
-            .receive();
-    const auto wanted = expected_low_latency(c, world.my_pe(), ep::Reduction::per_rank, {},
-                                             {.to_experts = {}, .back = log_fmt_travel()});
-    expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
-  };
-  run_case(c, body, {}, 3);
+  c.mixed_magnitudes = true;
+  for (const bool mask_failed : {false, true}) {
+    const auto check = [&](ep::Group& group, ep::Reduction reduction, bool early, bool defer) {
+      const std::int32_t me = group.team().my_pe();
+      const Inputs in(c, me);
+      const ep::LowLatencyReceived got = received_bfloat16(group, in, early);
+      Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
+      write_low_latency_expert_output(c, me, got, y);
+      const Tensor out = group
+                             .low_latency_combine(
+                                 y, in.topk_idx, in.weights, got.handle,
+                                 {.log_fmt = true, .reduction = reduction, .defer_receive = defer})
+                             .receive();
+      const bool sums = early || !(defer || mask_failed);
+      const auto wanted = expected_low_latency(c, me, reduction, {}, log_fmt_travels(sums));
+      expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
+    };
+    const auto body = [&](World&, ep::Group& group) {
+      check_low_latency(group, c, ep::Reduction::per_rank, true, true);
+      for (const auto reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
+        for (const bool early_weights : {true, false})
+          for (const bool defer : {true, false}) check(group, reduction, early_weights, defer);
+    };
+    run_case(c, body, {}, 3, mask_failed);
+  }
 }
 
 TEST_P(EpNodes, LowLatencyStatisticsAddUp) {

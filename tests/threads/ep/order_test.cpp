@@ -103,9 +103,20 @@ TEST(EpOrder, RanksWithDifferentOptionsAllGetAMismatch) {
 
     const auto got =
         group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
-    auto back = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle,
-                                          {.log_fmt = world.my_pe() == 2});
-    EXPECT_EQ(code_of([&] { back.receive(); }), Code::mismatch);
+    // Every message describes the form of PE 2.
+    const auto expect_mismatch = [&](const ep::LowLatencyCombineOptions& usual,
+                                     const ep::LowLatencyCombineOptions& odd, const char* part) {
+      auto back = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle,
+                                            world.my_pe() == 2 ? odd : usual);
+      expect_error(Code::mismatch, part, [&] { back.receive(); });
+    };
+    for (const bool defer : {true, false}) {
+      expect_mismatch({.defer_receive = defer}, {.log_fmt = true, .defer_receive = defer},
+                      "log_fmt rows that are rounded once per PE (per_rank)");
+      expect_mismatch({.log_fmt = true, .defer_receive = defer},
+                      {.log_fmt = true, .reduction = ep::Reduction::exact, .defer_receive = defer},
+                      "log_fmt rows that are rounded once (exact)");
+    }
     for (int i = 0; i < 3; ++i) check_low_latency(group, c, ep::Reduction::per_rank, i % 2 == 0);
   });
 }

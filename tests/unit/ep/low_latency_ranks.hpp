@@ -20,6 +20,7 @@
 #include "ep/cuda/low_latency/device/kernels.cuh"
 #include "ep/cuda/low_latency/internode/internode.cuh"
 #include "ep/numeric/rows.hpp"
+#include "ep/plan/notices.hpp"
 #include "fake_gpu/array.hpp"
 #include "fake_gpu/nic_worlds.hpp"
 #include "fake_gpu/requests.hpp"
@@ -45,18 +46,22 @@ struct Case {
   }
 };
 
-/// Options of a rank's combine.
+/// Options of a rank's combine. An immediate one waits for the weights of other ranks, unless they
+/// travelled or it is exact.
 struct Combine {
   CombineRowForm form = CombineRowForm::sums;
-  bool exact = false, deferred = true;
-};
-constexpr Combine kSums{}, kNow{CombineRowForm::sums, false, false},
-    kRows{CombineRowForm::rows, true}, kLogfmt{CombineRowForm::log_fmt},
-    kExactLogfmt{CombineRowForm::log_fmt, true}, kLogfmtNow{CombineRowForm::log_fmt, false, false};
+  bool deferred = true;
 
-/// Values of all kinds: groups of zeros, of one magnitude, not below one, with NaNs, subnormal ones
-/// and some that are as small as normal values can be.
-enum class Values { plain, mixed };
+  bool exact() const { return !is_sums(form); }
+};
+constexpr Combine kSums{}, kNow{CombineRowForm::sums, false}, kRows{CombineRowForm::rows},
+    kLogfmt{CombineRowForm::log_fmt_sums}, kLogfmtNow{CombineRowForm::log_fmt_sums, false},
+    kExactLogfmt{CombineRowForm::log_fmt}, kExactLogfmtNow{CombineRowForm::log_fmt, false};
+
+/// plain: magnitudes below 1. small: so small that sums of eight are below 1. mixed: values of all
+/// kinds: groups of zeros, of one magnitude, not below one, with NaNs, subnormal ones and some that
+/// are as small as normal values can be.
+enum class Values { plain, small, mixed };
 
 inline detail::Shape shape_of(const Case& c) {
   detail::Shape shape;
@@ -265,7 +270,7 @@ class Ranks {
     for (Rank& rank : ranks_) {
       receive_combine(rank, combines[me(rank)], travelled);
       ASSERT_EQ(rank.report.data()->fault, 0u);
-      check(rank, combines[me(rank)]);
+      check(rank, combines, travelled);
     }
     deliver();
     for (Rank& rank : ranks_) check_cleared(rank);
@@ -358,8 +363,13 @@ class Ranks {
                                                 (detail::scale_groups(shape_.hidden) + 3) / 4 * 16);
   }
   bool sums_internode(const Rank& rank, const Combine& combine, bool travelled) const {
-    return rank.remote.count > 0 && combine.form == CombineRowForm::sums && !combine.deferred &&
-           !travelled && !c_.masks;
+    return rank.remote.count > 0 && is_sums(combine.form) && !combine.deferred && !travelled &&
+           !c_.masks;
+  }
+  /// True if the rank sends expert outputs in place of sums.
+  bool sends_unsummed(const Rank& rank, const Combine& combine, bool travelled) const {
+    return is_sums(combine.form) &&
+           detail::sends_unsummed(travelled, combine.deferred, rank.remote.count > 0 && c_.masks);
   }
   void wait_arrival(Rank& rank, Arrival what) {
     if (rank.remote.count == 0) return;
@@ -411,8 +421,9 @@ class Ranks {
       for (std::int32_t row = 0; row < rank.counts.data()[expert]; ++row)
         for (std::int64_t channel = 0; channel < shape_.hidden; ++channel)
           rank.y[(expert * slots() + row) * shape_.hidden + channel] =
-              values == Values::plain ? numeric::to_bf16(0.99F * uniform()).bits
-                                      : mixed(channel, channel / 128 * 7 + row * 3 + expert);
+              values == Values::mixed
+                  ? mixed(channel, channel / 128 * 7 + row * 3 + expert)
+                  : numeric::to_bf16((values == Values::small ? 0.1F : 0.99F) * uniform()).bits;
   }
   std::uint16_t mixed(std::int64_t channel, std::int64_t kind) {
     const float value = 0.99F * uniform();
@@ -446,12 +457,9 @@ class Ranks {
     call.weights = rank.weights.data();
     call.tokens = tokens(rank);
     call.form = combine.form;
-    call.exact = combine.exact ? 1 : 0;
+    call.exact = combine.exact() ? 1 : 0;
     call.weights_travelled = travelled ? 1 : 0;
-    call.unsummed = combine.form == CombineRowForm::sums && !travelled &&
-                            (combine.deferred || (rank.remote.count > 0 && c_.masks))
-                        ? 1
-                        : 0;
+    call.unsummed = sends_unsummed(rank, combine, travelled) ? 1 : 0;
     call.keeps_weights = 1;
     call.flags = combine.deferred || c_.masks ? 1 : 0;
     call.handle = rank.handle();
@@ -459,11 +467,10 @@ class Ranks {
     call.serial = ++serial_;
     if (sums_internode(rank, combine, travelled)) wait_arrival(rank, Arrival::combine_weights);
     launch_low_latency_combine_send(call, limits_, nullptr);
-    const bool unsummed = call.unsummed != 0;
     if (rank.remote.count > 0)
       launch_low_latency_forward_combine(
-          {rank.group, sizes(), rank.remote, rank.handle(),
-           unsummed ? CombineRowForm::rows : call.form, call.flags, unsummed ? call.tokens : 0},
+          {rank.group, sizes(), rank.remote, rank.handle(), sent_form(call), call.flags,
+           call.unsummed != 0 ? call.tokens : 0},
           limits_, nullptr);
   }
 
@@ -475,7 +482,7 @@ class Ranks {
     call.out = rank.out.data();
     call.tokens = tokens(rank);
     call.form = combine.form;
-    call.exact = combine.exact ? 1 : 0;
+    call.exact = combine.exact() ? 1 : 0;
     call.weights_travelled = travelled ? 1 : 0;
     call.weights = rank.pending().weights;
     call.longest_wait = rank.waits.data();
@@ -492,8 +499,17 @@ class Ranks {
     return rank.topk_idx[at] < 0 ? -1 : rank.topk_idx[at] / shape_.local_experts;
   }
 
+  /// The values of a row after its way through LogFMT-10.
+  std::vector<float> encoded_and_decoded(std::span<const Bf16> row) const {
+    std::vector<float> decoded(row.size());
+    std::vector<std::uint32_t> words(numeric::logfmt_row_bytes(row.size()) / 4 + 1);
+    numeric::logfmt_encode_row(row, reinterpret_cast<std::byte*>(words.data()));
+    numeric::logfmt_decode_row(reinterpret_cast<const std::byte*>(words.data()), decoded);
+    return decoded;
+  }
+
   /// Adds the output for a top-k slot, as it arrives, to `sums`.
-  void add(Rank& rank, const Combine& combine, std::int32_t token, std::size_t at,
+  void add(Rank& rank, CombineRowForm sent, std::int32_t token, std::size_t at,
            std::vector<float>& sums) {
     Rank& other = ranks_[rank_of(rank, at)];
     const std::size_t k = at - static_cast<std::size_t>(token) * c_.top_k;
@@ -503,33 +519,41 @@ class Ranks {
     const std::span<const Bf16> output(reinterpret_cast<const Bf16*>(&other.y[row * shape_.hidden]),
                                        shape_.hidden);
     std::vector<float> decoded(shape_.hidden);
-    if (combine.form == CombineRowForm::log_fmt) {
-      std::vector<std::uint32_t> words(numeric::logfmt_row_bytes(shape_.hidden) / 4 + 1);
-      numeric::logfmt_encode_row(output, reinterpret_cast<std::byte*>(words.data()));
-      numeric::logfmt_decode_row(reinterpret_cast<const std::byte*>(words.data()), decoded);
-    } else {
+    if (sent == CombineRowForm::log_fmt)
+      decoded = encoded_and_decoded(output);
+    else
       std::ranges::transform(output, decoded.begin(), [](Bf16 v) { return numeric::to_float(v); });
-    }
     for (std::size_t i = 0; i < sums.size(); ++i)
       sums[i] = numeric::accumulate(sums[i], rank.weights[at], decoded[i]);
   }
 
-  void check(Rank& rank, const Combine& combine) {
+  void check(Rank& rank, const std::vector<Combine>& combines, bool travelled) {
+    const bool exact = combines[me(rank)].exact();
     for (std::int32_t token = 0; token < tokens(rank); ++token) {
       const std::size_t first = static_cast<std::size_t>(token) * c_.top_k, end = first + c_.top_k;
       std::vector<float> total(shape_.hidden), level(shape_.hidden);
       for (std::size_t last = first; last < end; ++last) {
         const std::int64_t of = rank_of(rank, last);
-        if (combine.exact && of >= 0) add(rank, combine, token, last, total);
-        bool is_last = of >= 0 && !combine.exact;
+        if (exact && of >= 0) add(rank, combines[me(rank)].form, token, last, total);
+        bool is_last = of >= 0 && !exact;
         for (std::size_t at = last + 1; at < end; ++at)
           is_last = is_last && rank_of(rank, at) != of;
         if (!is_last) continue;
+        const Combine& sender = combines[of];
+        const CombineRowForm sent = sends_unsummed(ranks_[of], sender, travelled)
+                                        ? detail::unsummed_form(sender.form)
+                                        : sender.form;
         std::ranges::fill(level, 0.0F);
         for (std::size_t at = first; at <= last; ++at)
-          if (rank_of(rank, at) == of) add(rank, combine, token, at, level);
-        for (std::size_t i = 0; i < total.size(); ++i)
-          total[i] += numeric::to_float(numeric::to_bf16(level[i]));
+          if (rank_of(rank, at) == of) add(rank, sent, token, at, level);
+        std::vector<Bf16> rounded(level.size());
+        std::ranges::transform(level, rounded.begin(), [](float v) { return numeric::to_bf16(v); });
+        if (sent == CombineRowForm::log_fmt_sums) {
+          level = encoded_and_decoded(rounded);
+          std::ranges::transform(level, rounded.begin(),
+                                 [](float v) { return numeric::to_bf16(v); });
+        }
+        for (std::size_t i = 0; i < total.size(); ++i) total[i] += numeric::to_float(rounded[i]);
       }
       for (std::int64_t i = 0; i < shape_.hidden; ++i) {
         const std::uint16_t got = rank.out[token * shape_.hidden + i],

@@ -19,9 +19,10 @@ LowLatencyCombineSend send_of(const ConstTensorView& y, const ConstTensorView& w
   call.form = form_of(options);
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
-  // A send whose receive is deferred must not wait for weights.
   call.unsummed =
-      call.form == CombineRowForm::sums && !handle.has_weights && options.defer_receive ? 1 : 0;
+      is_sums(call.form) && detail::sends_unsummed(handle.has_weights, options.defer_receive, false)
+          ? 1
+          : 0;
   call.keeps_weights = options.defer_receive ? 1 : 0;
   call.handle = handle.view;
   return call;
@@ -30,8 +31,7 @@ LowLatencyCombineSend send_of(const ConstTensorView& y, const ConstTensorView& w
 /// True if the receive reads what the send leaves when it has ended: for statistics, how long it
 /// waited for weights.
 bool reads_of_send(const CudaLowLatencyHandle& handle, const LowLatencyCombineOptions& options) {
-  return form_of(options) == CombineRowForm::sums && options.wait_ns.defined() &&
-         !handle.has_weights;
+  return is_sums(form_of(options)) && options.wait_ns.defined() && !handle.has_weights;
 }
 
 }  // namespace

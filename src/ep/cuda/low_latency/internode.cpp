@@ -39,11 +39,8 @@ void LowLatency::forward(const LowLatencyDispatchSend& sent, cudaStream_t on) co
 }
 
 void LowLatency::prepare_sums(LowLatencyCombineSend& send, bool deferred, cudaStream_t on) const {
-  if (parts_->remote.count == 0 || send.form != CombineRowForm::sums || send.weights_travelled != 0)
-    return;
-  // Deferred sends wait for nothing. In groups that mask ranks, the send could not tell ranks of
-  // other nodes that it waits for a third one.
-  send.unsummed = deferred || group_.device.mask_failed != 0 ? 1 : 0;
+  if (parts_->remote.count == 0 || !is_sums(send.form) || send.weights_travelled != 0) return;
+  send.unsummed = detail::sends_unsummed(false, deferred, group_.device.mask_failed != 0) ? 1 : 0;
   if (send.unsummed != 0) return;
   launch_low_latency_forward_weights(
       {send.group, send.sizes, parts_->remote, send.handle, send.weights, send.tokens},
@@ -53,10 +50,9 @@ void LowLatency::prepare_sums(LowLatencyCombineSend& send, bool deferred, cudaSt
 
 void LowLatency::forward(const LowLatencyCombineSend& sent, cudaStream_t on) const {
   if (parts_->remote.count == 0) return;
-  const bool unsummed = sent.unsummed != 0;
   launch_low_latency_forward_combine(
-      {sent.group, sent.sizes, parts_->remote, sent.handle,
-       unsummed ? CombineRowForm::rows : sent.form, sent.flags, unsummed ? sent.tokens : 0},
+      {sent.group, sent.sizes, parts_->remote, sent.handle, sent_form(sent), sent.flags,
+       sent.unsummed != 0 ? sent.tokens : 0},
       parts_->limits, on);
 }
 

@@ -97,8 +97,7 @@ struct CudaPendingCombine : detail::PendingCombineState {
 };
 
 inline CombineRowForm form_of(const LowLatencyCombineOptions& options) {
-  if (options.log_fmt) return CombineRowForm::log_fmt;
-  return options.reduction == Reduction::exact ? CombineRowForm::rows : CombineRowForm::sums;
+  return detail::agreed_form(options.log_fmt, options.reduction == Reduction::exact);
 }
 
 /// Blocks of memory of one size, by parity, whose contents stay in place for the life of the group.

@@ -17,6 +17,8 @@
 namespace shoal::ep::host {
 
 using detail::CombineRowForm;
+using detail::is_log_fmt;
+using detail::is_sums;
 using detail::kLine;
 using detail::Shape;
 
@@ -56,8 +58,8 @@ struct LowLatencyDispatchNotice {
 struct LowLatencyCombineNotice {
   std::uint64_t epoch;
   std::uint64_t dispatch_epoch;  ///< of the dispatch that is combined
-  CombineRowForm form;
-  std::uint32_t exact;  ///< 1: sums are rounded once
+  CombineRowForm agreed;         ///< agreed_form of the sender's options
+  CombineRowForm sent;           ///< of the rows that it provides
 };
 
 /// A message slot: one token of a low-latency dispatch. Followed by int32 local experts [top_k]

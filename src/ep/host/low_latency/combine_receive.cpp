@@ -5,7 +5,8 @@
 // Reads one row per (token, top-k slot), or per (token, rank) if the rank has sent sums; writes one
 // row per token. Slots are grouped by rank, ranks in the order of their last slot, slots ascending
 // within a rank. With per_rank the sum of each rank is rounded to bfloat16 before the ranks are
-// added. Every backend uses this order, so results agree bit by bit.
+// added; with LogFMT-10 it also passes through the format, unless the rank has sent encoded expert
+// outputs. Every backend uses this order, so results agree bit by bit.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -25,15 +26,22 @@ struct TokenRows {
   std::array<const std::byte*, kMaxTopK> rows;
   std::array<float, kMaxTopK> weights;
   std::array<std::int32_t, kMaxTopK> level_ends;
+  std::array<CombineRowForm, kMaxTopK> level_forms;
   std::size_t count = 0, levels = 0;
 };
+
+const LowLatencyCombineNotice& notice_of(const HostGroup& group, std::uint64_t epoch,
+                                         std::int32_t rank) {
+  return *reinterpret_cast<const LowLatencyCombineNotice*>(
+      group.state.block + group.layout.combine_notice(epoch, rank, group.state.shape));
+}
 
 class CombineRowFinder {
  public:
   CombineRowFinder(const HostGroup& group, const PendingCombineState& pending)
       : group_(group),
         handle_(*pending.handle),
-        options_(pending.options),
+        exact_(pending.options.reduction == Reduction::exact),
         weights_(pending.weights),
         epoch_(pending.epoch) {
     const auto& shape = group_.state.shape;
@@ -48,22 +56,22 @@ class CombineRowFinder {
     const auto& shape = group_.state.shape;
     const auto experts = handle_.routing->experts_of(token);
     token_rows.count = token_rows.levels = 0;
-    if (options_.reduction == Reduction::exact) {
+    if (exact_) {
       for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, experts[k], token_rows);
       return;
     }
     for (const detail::Copy& copy : handle_.routing->copies_of(token)) {
-      if (form(copy.rank) == CombineRowForm::sums) {
+      if (group_.masked[copy.rank]) continue;
+      const CombineRowForm form = notice_of(group_, epoch_, copy.rank).sent;
+      if (is_sums(form)) {
         add_sum(copy, token_rows);
       } else {
         for (std::int32_t k = 0; k < shape.top_k; ++k)
           if (experts[k] >= 0 && experts[k] / shape.local_experts == copy.rank)
             add(token, k, experts[k], token_rows);
       }
-      const std::int32_t end =
-          token_rows.levels == 0 ? 0 : token_rows.level_ends[token_rows.levels - 1];
-      if (static_cast<std::int32_t>(token_rows.count) > end)  // a masked rank adds nothing
-        token_rows.level_ends[token_rows.levels++] = static_cast<std::int32_t>(token_rows.count);
+      token_rows.level_forms[token_rows.levels] = form;
+      token_rows.level_ends[token_rows.levels++] = static_cast<std::int32_t>(token_rows.count);
     }
   }
 
@@ -75,9 +83,8 @@ class CombineRowFinder {
     const auto rank = static_cast<std::int32_t>(expert / shape.local_experts);
     const auto local = static_cast<std::int32_t>(expert % shape.local_experts);
     if (group_.masked[rank]) return;
-    const auto* first_row = reinterpret_cast<const std::int32_t*>(
-        group_.state.block + group_.layout.combine_notice(epoch_, rank, shape) +
-        sizeof(LowLatencyCombineNotice));
+    const auto* first_row =
+        reinterpret_cast<const std::int32_t*>(&notice_of(group_, epoch_, rank) + 1);
     const std::int64_t row =
         first_row[local] + handle_.routing->expert_row_index[token * shape.top_k + topk_slot];
     token_rows.rows[token_rows.count] =
@@ -92,12 +99,7 @@ class CombineRowFinder {
     token_rows.weights[token_rows.count++] = weights_[token * shape.top_k + topk_slot];
   }
 
-  CombineRowForm form(std::int32_t rank) const {
-    return combine_row_form(options_, !group_.state.nodes.here(rank), handle_.has_weights);
-  }
-
   void add_sum(const detail::Copy& copy, TokenRows& token_rows) const {
-    if (group_.masked[copy.rank]) return;
     token_rows.rows[token_rows.count] =
         group_.state.block + group_.layout.remote_combine_row(
                                  epoch_,
@@ -108,64 +110,95 @@ class CombineRowFinder {
 
   const HostGroup& group_;
   const LowLatencyHandleState& handle_;
-  const LowLatencyCombineOptions& options_;
+  const bool exact_;
   const std::vector<float>& weights_;
   std::uint64_t epoch_;
   std::vector<std::int32_t> before_expert_;  // own tokens of the experts before, at the same rank
 };
 
-std::string describe(CombineRowForm form, bool exact) {
-  const char* kind = form == CombineRowForm::sums      ? "sums"
-                     : form == CombineRowForm::rows    ? "rows"
-                     : form == CombineRowForm::log_fmt ? "log_fmt rows"
-                                                       : "an unknown form";
-  return fmt::format("{} that are rounded {}", kind,
-                     exact ? "once (exact)" : "once per PE (per_rank)");
+std::string describe(CombineRowForm agreed, CombineRowForm sent) {
+  return fmt::format("{}{} that are rounded {}", is_log_fmt(agreed) ? "log_fmt " : "",
+                     is_sums(sent) ? "sums" : "rows",
+                     is_sums(agreed) ? "once per PE (per_rank)" : "once (exact)");
 }
 
-/// weighted_sum_rows for LogFMT rows: decoded to float32 one at a time.
-void weighted_sum_log_fmt(std::uint16_t* target, const TokenRows& token_rows, std::int64_t hidden,
-                          std::vector<float>& scratch) {
-  scratch.assign(3 * hidden, 0.0F);
-  const std::span row(scratch.data(), hidden), level(scratch.data() + hidden, hidden),
-      sum(scratch.data() + 2 * hidden, hidden);
-  std::size_t next_level = 0;
-  for (std::size_t i = 0; i < token_rows.count; ++i) {
-    numeric::logfmt_decode_row(token_rows.rows[i], row);
-    for (std::int64_t c = 0; c < hidden; ++c) level[c] += token_rows.weights[i] * row[c];
-    if (token_rows.levels == 0 ||
-        static_cast<std::int32_t>(i) + 1 != token_rows.level_ends[next_level])
-      continue;
-    ++next_level;
-    for (std::int64_t c = 0; c < hidden; ++c) {
-      sum[c] += numeric::to_float(numeric::to_bf16(level[c]));
-      level[c] = 0;
+/// weighted_sum_rows of bfloat16 rows, given as bytes.
+void weighted_sum(std::uint16_t* target, const TokenRows& token_rows, std::size_t first,
+                  std::size_t end, std::span<const std::int32_t> level_ends, std::int64_t hidden) {
+  std::array<const std::uint16_t*, kMaxTopK> rows;
+  std::transform(token_rows.rows.begin() + first, token_rows.rows.begin() + end, rows.begin(),
+                 [](const std::byte* row) { return reinterpret_cast<const std::uint16_t*>(row); });
+  weighted_sum_rows(target, {rows.data(), end - first},
+                    {token_rows.weights.data() + first, end - first}, level_ends, hidden,
+                    Store::cached);
+}
+
+/// weighted_sum_rows with LogFMT-10. Encoded rows are decoded to float32 one at a time.
+class LogfmtSummer {
+ public:
+  explicit LogfmtSummer(std::int64_t hidden)
+      : row_(hidden),
+        level_(hidden),
+        total_(hidden),
+        sum_(hidden),
+        encoded_(numeric::logfmt_row_bytes(hidden) / sizeof(numeric::LogfmtGroup) + 1) {}
+
+  void sum(std::uint16_t* target, const TokenRows& token_rows) {
+    std::ranges::fill(total_, 0.0F);
+    if (token_rows.levels == 0) add_rows(token_rows, 0, token_rows.count, total_);
+    for (std::size_t i = 0, first = 0; i < token_rows.levels; ++i) {
+      const auto end = static_cast<std::size_t>(token_rows.level_ends[i]);
+      std::ranges::fill(level_, 0.0F);
+      if (token_rows.level_forms[i] == CombineRowForm::rows)
+        pass_sum(token_rows, first, end);
+      else
+        add_rows(token_rows, first, end, level_);
+      for (std::size_t c = 0; c < total_.size(); ++c)
+        total_[c] += numeric::to_float(numeric::to_bf16(level_[c]));
+      first = end;
+    }
+    for (std::size_t c = 0; c < total_.size(); ++c) target[c] = numeric::to_bf16(total_[c]).bits;
+  }
+
+ private:
+  /// Adds weighted encoded rows.
+  void add_rows(const TokenRows& token_rows, std::size_t first, std::size_t end,
+                std::vector<float>& to) {
+    for (std::size_t i = first; i < end; ++i) {
+      numeric::logfmt_decode_row(token_rows.rows[i], row_);
+      for (std::size_t c = 0; c < to.size(); ++c) to[c] += token_rows.weights[i] * row_[c];
     }
   }
-  const auto& total = token_rows.levels == 0 ? level : sum;
-  for (std::int64_t c = 0; c < hidden; ++c) target[c] = numeric::to_bf16(total[c]).bits;
-}
+  /// Sums bfloat16 rows and encodes the sum, as their rank would have done.
+  void pass_sum(const TokenRows& token_rows, std::size_t first, std::size_t end) {
+    const auto hidden = static_cast<std::int64_t>(sum_.size());
+    weighted_sum(sum_.data(), token_rows, first, end, {}, hidden);
+    auto* const bytes = reinterpret_cast<std::byte*>(encoded_.data());
+    numeric::logfmt_encode_row({reinterpret_cast<const numeric::Bf16*>(sum_.data()), sum_.size()},
+                               bytes);
+    numeric::logfmt_decode_row(bytes, level_);
+  }
+
+  std::vector<float> row_, level_, total_;
+  std::vector<std::uint16_t> sum_;
+  std::vector<numeric::LogfmtGroup> encoded_;
+};
 
 void sum_combine_rows(HostGroup& group, const PendingCombineState& pending, const Tensor& out) {
   const std::int64_t hidden = group.state.shape.hidden;
   const CombineRowFinder finder(group, pending);
   group.workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
     TokenRows token_rows;
-    std::vector<float> scratch;
+    std::optional<LogfmtSummer> log_fmt;
+    if (pending.options.log_fmt) log_fmt.emplace(hidden);
     for (std::int64_t token = first; token < last; ++token) {
       finder.find(token, token_rows);
       std::uint16_t* target = out.as<std::uint16_t>() + token * hidden;
-      if (pending.options.log_fmt) {
-        weighted_sum_log_fmt(target, token_rows, hidden, scratch);
-        continue;
-      }
-      std::array<const std::uint16_t*, kMaxTopK> rows;
-      std::transform(
-          token_rows.rows.begin(), token_rows.rows.begin() + token_rows.count, rows.begin(),
-          [](const std::byte* row) { return reinterpret_cast<const std::uint16_t*>(row); });
-      weighted_sum_rows(target, {rows.data(), token_rows.count},
-                        {token_rows.weights.data(), token_rows.count},
-                        {token_rows.level_ends.data(), token_rows.levels}, hidden, Store::cached);
+      if (log_fmt)
+        log_fmt->sum(target, token_rows);
+      else
+        weighted_sum(target, token_rows, 0, token_rows.count,
+                     {token_rows.level_ends.data(), token_rows.levels}, hidden);
     }
   });
 }
@@ -180,16 +213,20 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
         group, group.layout.combine_ready,
         group.layout.combine_notice(step.epoch, rank, group.state.shape), rank, step);
     if (!notice) continue;
-    const CombineRowForm expected = combine_row_form(pending.options, !group.state.nodes.here(rank),
-                                                     pending.handle->has_weights);
-    const bool exact = pending.options.reduction == Reduction::exact;
-    if (notice->dispatch_epoch != pending.handle->epoch || notice->form != expected ||
-        (notice->exact != 0) != exact)
+    const CombineRowForm agreed = agreed_form(pending.options);
+    const bool has_weights = pending.handle->has_weights;
+    const auto form = [&](bool unsummed) {
+      return combine_row_form(agreed, !group.state.nodes.here(rank), has_weights, unsummed);
+    };
+    // Without the weights the rank chooses whether it sends expert outputs encoded.
+    const bool as_expected =
+        notice->sent == form(false) || (!has_weights && notice->sent == form(true));
+    if (notice->dispatch_epoch != pending.handle->epoch || notice->agreed != agreed || !as_expected)
       mismatch = fmt::format(
           "PE {} combines dispatch {} and expects {}; PE {} combines dispatch {} and sends {}",
           group.state.team.world_pe(group.state.me), pending.handle->epoch,
-          describe(expected, exact), group.state.team.world_pe(rank), notice->dispatch_epoch,
-          describe(notice->form, notice->exact != 0));
+          describe(agreed, form(false)), group.state.team.world_pe(rank), notice->dispatch_epoch,
+          describe(notice->agreed, notice->sent));
   }
   if (!mismatch) return;
   raise_or_mask(group, group.layout.combine_read,

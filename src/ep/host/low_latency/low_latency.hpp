@@ -48,10 +48,15 @@ LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize 
 /// Waits for the slots of all ranks and expands them to the rows of the local experts.
 LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatchState& pending);
 
-/// The form of combine rows between two ranks. Inside a node the reader fetches a row per expert;
-/// to another node goes one row per token if the sender has the weights.
-CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool remote,
-                                bool has_weights);
+inline CombineRowForm agreed_form(const LowLatencyCombineOptions& options) {
+  return detail::agreed_form(options.log_fmt, options.reduction == Reduction::exact);
+}
+/// The form of combine rows between two ranks that agree on `agreed`. Inside a node the reader
+/// fetches a row per expert; to another node goes one row per token if the sender has the weights.
+/// Rows per expert are encoded only where they are what the ranks agree on, or `unsummed`
+/// (detail::sends_unsummed): otherwise the reader sums them and passes the sum through the format.
+CombineRowForm combine_row_form(CombineRowForm agreed, bool remote, bool has_weights,
+                                bool unsummed);
 /// Waits until all ranks have fetched the rows of the combine before last, whose half `epoch`
 /// reuses.
 void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch);

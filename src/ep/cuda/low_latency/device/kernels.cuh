@@ -83,6 +83,7 @@ struct SlotPacket {
 static_assert(detail::kTopkSlotsPerPacket == 2);
 
 using detail::CombineRowForm;  // ranks must agree on it
+using detail::is_log_fmt, detail::is_sums;
 
 /// Value of each word of an empty row.
 inline constexpr std::uint32_t kSentinel = 0xffff'ffffu;
@@ -97,8 +98,8 @@ struct CombineNoticeWord {
 
   /// In notices: the sender has masked the receiver.
   static constexpr std::uint64_t kLeftOut = std::uint64_t{1} << 36;
-  /// With form sums: the sender does not wait for weights and sends a row for each expert output,
-  /// which the receiver sums in the same way. Ranks need not agree on this.
+  /// With sums: the sender does not wait for weights and sends a row for each expert output, which
+  /// the receiver sums in the same order. Ranks need not agree on this.
   static constexpr std::uint64_t kUnsummed = std::uint64_t{1} << 37;
 
   /// True if two words agree in all that ranks must agree on.
@@ -204,6 +205,11 @@ struct LowLatencyCombineSend {
   PendingView pending;
   std::uint64_t serial;
 };
+
+/// The form of the rows that a send stores.
+inline CombineRowForm sent_form(const LowLatencyCombineSend& call) {
+  return call.unsummed != 0 ? detail::unsummed_form(call.form) : call.form;
+}
 
 /// combine_receive.cuh
 struct LowLatencyCombineReceive {

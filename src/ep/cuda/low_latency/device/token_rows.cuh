@@ -11,7 +11,7 @@ namespace shoal::ep::cuda {
 struct TokenRows {
   TopkSlot slot;
   std::uint32_t arrived;   ///< top-k slots whose row has arrived or will
-  std::uint32_t unsummed;  ///< with form sums: those whose row is an expert output
+  std::uint32_t unsummed;  ///< with sums: those whose row is an expert output
   float weight;
   std::uint32_t row;  ///< where the row starts, in chunks of 16 bytes from the first combine row
 };

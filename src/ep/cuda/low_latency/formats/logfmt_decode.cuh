@@ -60,21 +60,17 @@ __device__ void add_unit(LogfmtUnitSum& sum, const LogfmtBits& bits, float weigh
   }
 }
 
-/// The rows of a token, for the warps that add them up.
-template <bool kWhole>
+/// The rows of a token, for the warps that add them up: sums of ranks, or expert outputs. kByRank:
+/// in the order of ranks, with levels.
+template <bool kWhole, bool kByRank>
 class LogfmtRows {
  public:
   /// `rows`: the first combine row.
   __device__ LogfmtRows(const DeviceGroup& group, std::uint64_t epoch, const TokenRows& token_rows,
-                        uint4* rows, std::int32_t channels, bool by_rank)
-      : group_(group),
-        epoch_(epoch),
-        rows_(rows),
-        row_(channels),
-        by_rank_(by_rank),
-        me_(lane_id()) {
+                        uint4* rows, std::int32_t channels)
+      : group_(group), epoch_(epoch), rows_(rows), row_(channels), me_(lane_id()) {
     count_ = static_cast<std::uint32_t>(__popc(token_rows.arrived));
-    const std::uint32_t order = order_rows(token_rows, by_rank);
+    const std::uint32_t order = order_rows(token_rows, kByRank);
     const auto slot = static_cast<int>(order & 31u);
     ends_ = __ballot_sync(kWarp, (order & kEndsRank) != 0);
     weight_ = __shfl_sync(kWarp, token_rows.weight, slot);
@@ -121,7 +117,7 @@ class LogfmtRows {
         add_unit<LogfmtCodes::normal>(sum, bits, weight, log_min, step);
       else
         add_unit<LogfmtCodes::any>(sum, bits, weight, log_min, step);
-      if (by_rank_ && (ends_ >> i & 1) != 0) sum.end_level();
+      if (kByRank && (ends_ >> i & 1) != 0) sum.end_level();
     }
     if (came) store(sum, unit, count, out);
   }
@@ -231,7 +227,7 @@ class LogfmtRows {
     for (std::uint32_t half = 0; half < 2; ++half) {
       float values[8];
 #pragma unroll
-      for (int k = 0; k < 8; ++k) values[k] = by_rank_ ? sum.total[half][k] : sum.level[half][k];
+      for (int k = 0; k < 8; ++k) values[k] = kByRank ? sum.total[half][k] : sum.level[half][k];
       if (8 * half < count) out[2 * unit + half] = Bfloat16Vector::narrow(values);
     }
   }
@@ -240,7 +236,6 @@ class LogfmtRows {
   const std::uint64_t epoch_;
   uint4* const rows_;
   const LogfmtRow<kWhole> row_;
-  const bool by_rank_;
   const std::uint32_t me_;
   std::uint32_t count_;  ///< rows
   std::uint32_t ends_;   ///< rows that are the last of their rank

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// logfmt_encode.cuh: a warp encodes a block of a row in LogFMT-10 and stores it at another rank.
+// logfmt_encode.cuh: a warp encodes a block of a row, or of a sum of rows, in LogFMT-10 and stores
+// it at another rank.
 //
 // A value costs about 25 instructions, most of them its logarithm. The scales of the groups of a
 // block, about 100 instructions, are computed once, one a lane. The block stays in registers
 // meanwhile.
 #pragma once
 
+#include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/device/self_signalling.cuh"
 #include "ep/cuda/low_latency/formats/logfmt.cuh"
 #include "shoal/device/ptx.cuh"
@@ -67,23 +69,44 @@ __device__ LogfmtBits encode_unit(const LogfmtUnitValues& values,
   return bits;
 }
 
-/// Encodes block `block` of a row of bfloat16 values and stores it in the row at `out`. A warp
-/// calls.
+/// Pieces of a block at most.
+inline constexpr std::uint32_t kLogfmtMostPieces = 2;
+
+/// The values of a block as a warp holds them: of each piece, the lane's unit and the number of its
+/// channels.
+struct LogfmtBlockValues {
+  LogfmtUnitValues units[kLogfmtMostPieces];
+  std::uint32_t count[kLogfmtMostPieces];
+};
+
+/// Loads block `block` of a row of bfloat16 values. A warp calls.
+template <bool kWhole>
+__device__ LogfmtBlockValues load_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t block,
+                                                const uint4* from) {
+  LogfmtBlockValues values;
+#pragma unroll
+  for (std::uint32_t p = 0; p < kLogfmtMostPieces; ++p) {
+    const std::uint32_t unit = (block * row.block_pieces + p) * 32 + lane_id();
+    values.count[p] = p < row.block_pieces ? row.channels_of(unit) : 0;
+    values.units[p] = load_unit(from, unit, values.count[p]);
+  }
+  return values;
+}
+
+/// Encodes the values of block `block` and stores them in the row at `out`. A warp calls.
 template <bool kWhole>
 __device__ void send_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t block,
-                                   const uint4* from, std::uint32_t* out) {
-  constexpr std::uint32_t kMostPieces = 2, kMostGroups = kMostPieces * kLogfmtPieceGroups;
+                                   const LogfmtBlockValues& block_values, std::uint32_t* out) {
+  constexpr std::uint32_t kMostPieces = kLogfmtMostPieces,
+                          kMostGroups = kMostPieces * kLogfmtPieceGroups;
   const std::uint32_t me = lane_id(), first = block * row.block_pieces;
   LogfmtUnitValues values[kMostPieces];
-  std::uint32_t group[kMostPieces], count[kMostPieces];
+  std::uint32_t group[kMostPieces];
 #pragma unroll
-  for (std::uint32_t p = 0; p < kMostPieces; ++p) {
-    const std::uint32_t unit = (first + p) * 32 + me;
-    count[p] = p < row.block_pieces ? row.channels_of(unit) : 0;
-    values[p] = load_unit(from, unit, count[p]);
-  }
+  for (std::uint32_t p = 0; p < kMostPieces; ++p) values[p] = block_values.units[p];
 #pragma unroll
-  for (std::uint32_t p = 0; p < kMostPieces; ++p) group[p] = summarize_group(values[p], count[p]);
+  for (std::uint32_t p = 0; p < kMostPieces; ++p)
+    group[p] = summarize_group(values[p], block_values.count[p]);
   // Lane i has group i of the block, four times.
   const auto holder = static_cast<int>(me % kLogfmtPieceGroups * kLogfmtGroupLanes);
   const std::uint32_t low = __shfl_sync(kWarp, group[0], holder),
@@ -125,5 +148,42 @@ __device__ void send_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t b
     values[0] = values[1];
   }
 }
+
+/// A weighted sum of rows in the channels of a block. A warp adds them up.
+struct LogfmtBlockSum {
+  float sums[kLogfmtMostPieces][2][8] = {};
+
+  __device__ void add(const LogfmtBlockValues& values, float weight) {
+#pragma unroll
+    for (std::uint32_t p = 0; p < kLogfmtMostPieces; ++p)
+#pragma unroll
+      for (std::uint32_t i = 0; i < kLogfmtUnit; ++i) {
+        const std::uint32_t pair = values.units[p].pairs[i / 2];
+        float& sum = sums[p][i / 8][i % 8];
+        sum = numeric::accumulate(sum, weight,
+                                  __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xffff'0000u));
+      }
+  }
+  /// Rounds the sum to bfloat16. `counts`: LogfmtBlockValues::count.
+  __device__ LogfmtBlockValues rounded(const std::uint32_t (&counts)[kLogfmtMostPieces]) const {
+    LogfmtBlockValues values{};
+#pragma unroll
+    for (std::uint32_t p = 0; p < kLogfmtMostPieces; ++p) {
+      values.count[p] = counts[p];
+#pragma unroll
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        // A weight that is not finite would leave NaNs beyond the end of the row.
+        if (8 * half >= counts[p]) continue;
+        const uint4 vector = Bfloat16Vector::narrow(sums[p][half]);
+        std::uint32_t* const pairs = values.units[p].pairs + 4 * half;
+        pairs[0] = vector.x;
+        pairs[1] = vector.y;
+        pairs[2] = vector.z;
+        pairs[3] = vector.w;
+      }
+    }
+    return values;
+  }
+};
 
 }  // namespace shoal::ep::cuda

@@ -181,7 +181,7 @@ __device__ std::uint32_t combine_row_bytes(const LowLatencyForwardCombine& call,
   if (call.flags != 0 &&
       !is_epoch(ptx::ld_relaxed_sys_global(combine_flag_at(group, rank, index)), epoch))
     return 0;
-  if (call.form != CombineRowForm::log_fmt)
+  if (!is_log_fmt(call.form))
     return static_cast<std::uint32_t>(call.sizes.hidden) * sizeof(std::uint16_t);
   return static_cast<std::uint32_t>(log_fmt_bytes(
       reinterpret_cast<std::uint32_t*>(combine_row_at(group, rank, index)), call.sizes.hidden));
@@ -206,7 +206,7 @@ __device__ void put_own_rows(const LowLatencyForwardCombine& call, Outbox<Networ
   const std::int32_t rank = outbox.rank(), local = place / call.sizes.max_tokens;
   const std::uint32_t slots = topk_slots_of(call, rank, place % call.sizes.max_tokens);
   const bool has_row =
-      local < min(__popc(slots), call.form == CombineRowForm::sums
+      local < min(__popc(slots), is_sums(call.form)
                                      ? 1
                                      : static_cast<std::int32_t>(group.layout.rank_combine_rows));
   const std::size_t all = combine_row_index(group, call.sizes, epoch, 0, group.me, 0, 0);
@@ -274,7 +274,7 @@ __device__ void put_all_rows(const LowLatencyForwardCombine& call, std::uint64_t
                 put_own_rows(call, outbox, place, epoch);
                 report(outbox);
               });
-  if (call.form != CombineRowForm::sums && group.layout.token_combine_rows != 0)
+  if (!is_sums(call.form) && group.layout.token_combine_rows != 0)
     for_windows(call.remote, call.sizes.max_tokens, [&](std::int32_t index, std::int32_t token) {
       Outbox<Network> outbox(group, call.remote, index);
       put_shared_rows(call, outbox, token, epoch);

@@ -31,7 +31,7 @@ struct LowLatencyForwardCombine {
   LowLatencySizes sizes;
   InternodeRanks remote;
   HandleView handle;
-  CombineRowForm form;  ///< `rows` where sums are left to the receiver
+  CombineRowForm form;  ///< sent_form
   std::uint32_t flags;
   /// This rank's, whose weights go before its rows; 0: they are not wanted, or have been sent.
   std::int32_t weights_of_tokens;

@@ -35,17 +35,19 @@ void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
   const auto start = [&](auto* kernel) {
     launch(kernel, blocks, threads, 0, call, limits, stream);
   };
-  const bool counted = counts(call.group);
+  const bool counted = counts(call.group), whole = LogfmtRow<false>(call.sizes.hidden).is_whole();
   switch (call.form) {
     case CombineRowForm::sums:
       return start(call.grants == 0 ? kernel_of<CombineRowForm::sums, kFewAhead>(counted)
                                     : kernel_of<CombineRowForm::sums, kManyAhead>(counted));
     case CombineRowForm::rows:
       return start(kernel_of<CombineRowForm::rows, 0>(counted));
+    case CombineRowForm::log_fmt_sums:
+      return start(whole ? kernel_of<CombineRowForm::log_fmt_sums, 1>(counted)
+                         : kernel_of<CombineRowForm::log_fmt_sums, 0>(counted));
     case CombineRowForm::log_fmt:
-      return start(LogfmtRow<false>(call.sizes.hidden).is_whole()
-                       ? kernel_of<CombineRowForm::log_fmt, 1>(counted)
-                       : kernel_of<CombineRowForm::log_fmt, 0>(counted));
+      return start(whole ? kernel_of<CombineRowForm::log_fmt, 1>(counted)
+                         : kernel_of<CombineRowForm::log_fmt, 0>(counted));
   }
 }
 
@@ -54,6 +56,8 @@ void load_low_latency_combine_receive() {
     load_kernel(kernel_of<CombineRowForm::sums, kFewAhead>(counted));
     load_kernel(kernel_of<CombineRowForm::sums, kManyAhead>(counted));
     load_kernel(kernel_of<CombineRowForm::rows, 0>(counted));
+    load_kernel(kernel_of<CombineRowForm::log_fmt_sums, 0>(counted));
+    load_kernel(kernel_of<CombineRowForm::log_fmt_sums, 1>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, 0>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, 1>(counted));
   }

@@ -3,10 +3,11 @@
 // token in float32 and rounds once.
 //
 // Order of the sum, the same on every backend, so that results agree bit by bit; sums start at +0:
-//   sums           the ranks' rows in the order of their last top-k slots; a rank whose notice says
-//                  that it sends expert outputs instead: as with per_rank
-//   rows, log_fmt  weight * row, top-k slots ascending; with per_rank reduction grouped by rank,
-//                  each group rounded to bfloat16, as if the rank had computed it
+//   sums           the ranks' rows in the order of their last top-k slots. A rank whose notice says
+//                  that it sends expert outputs instead: weight * row, top-k slots ascending,
+//                  rounded to bfloat16, as if the rank had computed it
+//   log_fmt_sums   likewise; decoded rows are rounded to bfloat16 before they are added
+//   rows, log_fmt  weight * row, top-k slots ascending
 //
 // Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B), writes
 // one row per token. A block takes a token, a thread a chunk of the row, which waits for that chunk
@@ -82,7 +83,8 @@ class CombineReceiver {
                         call_.handle.topk[static_cast<std::size_t>(token) * group_.top_k + me]);
   }
 
-  /// Waits for the combine rows of a token, as far as they have flags.
+  /// Waits for the combine rows of a token, as far as they have flags. With sums, the row of a rank
+  /// is in its last top-k slot.
   __device__ TokenRows wait(std::int32_t token, std::int32_t expert) const {
     const std::uint32_t me = lane_id();
     const bool in_row = me < static_cast<std::uint32_t>(group_.top_k);
@@ -92,7 +94,7 @@ class CombineReceiver {
     if (kCounts && threadIdx.x == 0)
       count_up(&low_latency_rows(group_).combined,
                static_cast<std::uint64_t>(__popc(token_rows.slot.lasts)));
-    const bool sums = call_.form == CombineRowForm::sums;
+    const bool sums = is_sums(call_.form);
     const bool awaited = token_rows.slot.rank >= 0 && !ranks_.masked[token_rows.slot.rank];
     bool unsummed = false;
     if (awaited && may_be_unsummed())
@@ -180,7 +182,7 @@ class CombineReceiver {
  private:
   __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
   __device__ bool may_be_unsummed() const {
-    return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
+    return is_sums(call_.form) && call_.weights_travelled == 0;
   }
 
   /// Waits for the notice of a rank: whether it sends expert outputs instead of sums.
@@ -204,8 +206,7 @@ class CombineReceiver {
     const LogfmtRow<false> log_fmt(call_.sizes.hidden);
     const auto* const word =
         reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) +
-        (call_.form == CombineRowForm::log_fmt ? log_fmt.group(log_fmt.groups - 1)
-                                               : log_fmt.hidden / 2 - 1);
+        (is_log_fmt(call_.form) ? log_fmt.group(log_fmt.groups - 1) : log_fmt.hidden / 2 - 1);
     const RowWait rows = row_wait();
     std::uint64_t waited = 0;
     wait_or_mask(
@@ -386,10 +387,9 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
     expert = collector.load_expert((item + blocks) / parts);
     // With statistics, one warp must have measured before other warps take the words.
     if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
-    if constexpr (kForm == CombineRowForm::log_fmt) {
-      const LogfmtRows<kVariant != 0> rows(group, collector.epoch(), token_rows,
-                                           collector.chunk_at(0, 0), call.sizes.hidden,
-                                           call.exact == 0);
+    if constexpr (is_log_fmt(kForm)) {
+      const LogfmtRows<kVariant != 0, is_sums(kForm)> rows(
+          group, collector.epoch(), token_rows, collector.chunk_at(0, 0), call.sizes.hidden);
       const std::uint32_t warps = blockDim.x / 32;
       for (std::uint32_t piece = (item % parts) * warps + threadIdx.x / 32; piece < rows.pieces();
            piece += call.parts * warps)
@@ -421,7 +421,7 @@ inline Division divide(LowLatencyCombineReceive& call, std::int32_t most,
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
   std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
   call.parts = 1;
-  if (call.form == CombineRowForm::log_fmt) {
+  if (is_log_fmt(call.form)) {
     const LogfmtRow<false> log_fmt(call.sizes.hidden);
     call.parts = parts_of_token(call, log_fmt.pieces, std::min(most, multiprocessors));
     threads = std::min((log_fmt.pieces + call.parts - 1) / call.parts * 32, kThreads);

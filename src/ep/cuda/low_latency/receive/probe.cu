@@ -57,7 +57,7 @@ __device__ bool combine_rows_arrived(const LowLatencyProbe& call, std::uint64_t 
   const std::uint64_t said =
       ptx::ld_relaxed_sys_global(combine_notice(group, group.me, epoch, topk_slot.rank));
   if (ahead_of(said, epoch) < 0) return false;
-  const bool sum = call.form == CombineRowForm::sums && (said & CombineNoticeWord::kUnsummed) == 0;
+  const bool sum = is_sums(call.form) && (said & CombineNoticeWord::kUnsummed) == 0;
   if (sum && !topk_slot.last) return true;
   const std::size_t index =
       combine_row_index(group, call.sizes, epoch, token, topk_slot.rank,

@@ -31,20 +31,22 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
       call, limits.most_blocks > 0
                 ? limits.most_blocks
                 : combine_send::kBlocksPerMultiprocessor * limits.multiprocessors);
-  const CombineRowForm form = combine_send::sent_form(call);
+  const CombineRowForm form = sent_form(call);
   const auto start = [&](auto* kernel) {
     launch(kernel, blocks, combine_send::threads_of(form), 0, call, limits, stream);
   };
-  const bool counted = counts(call.group);
+  const bool counted = counts(call.group), whole = LogfmtRow<false>(call.sizes.hidden).is_whole();
   switch (form) {
     case CombineRowForm::sums:
       return start(kernel_of<CombineRowForm::sums, false>(counted));
     case CombineRowForm::rows:
       return start(kernel_of<CombineRowForm::rows, false>(counted));
+    case CombineRowForm::log_fmt_sums:
+      return start(whole ? kernel_of<CombineRowForm::log_fmt_sums, true>(counted)
+                         : kernel_of<CombineRowForm::log_fmt_sums, false>(counted));
     case CombineRowForm::log_fmt:
-      return start(LogfmtRow<false>(call.sizes.hidden).is_whole()
-                       ? kernel_of<CombineRowForm::log_fmt, true>(counted)
-                       : kernel_of<CombineRowForm::log_fmt, false>(counted));
+      return start(whole ? kernel_of<CombineRowForm::log_fmt, true>(counted)
+                         : kernel_of<CombineRowForm::log_fmt, false>(counted));
   }
 }
 
@@ -52,6 +54,8 @@ void load_low_latency_combine_send() {
   for (const bool counted : {false, true}) {
     load_kernel(kernel_of<CombineRowForm::sums, false>(counted));
     load_kernel(kernel_of<CombineRowForm::rows, false>(counted));
+    load_kernel(kernel_of<CombineRowForm::log_fmt_sums, false>(counted));
+    load_kernel(kernel_of<CombineRowForm::log_fmt_sums, true>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, false>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, true>(counted));
   }

@@ -4,11 +4,12 @@
 //
 // Moves from y, where the experts left it (2 B a channel and expert output), to combine rows at the
 // source of the token, by form:
-//   sums     one row per (token, rank), at the last top-k slot of the rank: the weighted sum over
-//            this rank's experts of the token, in float32, top-k slots ascending, rounded once to
-//            bfloat16
-//   rows     one row per expert output, at its top-k slot, as it is
-//   log_fmt  likewise, in LogFMT-10: 1.25 B a channel where the values can be cast
+//   sums          one row per (token, rank), at the last top-k slot of the rank: the weighted sum
+//                 over this rank's experts of the token, in float32, top-k slots ascending, rounded
+//                 once to bfloat16
+//   rows          one row per expert output, at its top-k slot, as it is
+//   log_fmt_sums  the row of `sums`, in LogFMT-10: 1.25 B a channel where the values can be cast
+//   log_fmt       the rows of `rows`, likewise
 // Sums need the weights of the token. Where they did not travel with the dispatch and the receive
 // is deferred, rows are sent in place of sums (CombineNoticeWord::kUnsummed): top_k rows per token
 // instead of one per rank of it.
@@ -42,7 +43,8 @@ namespace shoal::ep::cuda::combine_send {
 /// Threads that send rows: with kAhead chunks each, 7168 channels leave no thread idle.
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
-/// Threads that send LogFMT-10 rows, a block of a row a warp.
+/// Threads that send expert outputs in LogFMT-10, a block of a row a warp. Sums have kThreads: 7168
+/// channels are seven blocks, and a warp holds the sums of a block next to two rows of it.
 constexpr std::uint32_t kLogfmtThreads = 448;
 /// Blocks per SM: as many as its registers allow.
 constexpr std::int32_t kBlocksPerMultiprocessor = 2;
@@ -218,8 +220,37 @@ class CombineSender {
       const int lane = __ffs(left) - 1;
       const auto* const from = reinterpret_cast<const uint4*>(row_of(item, lane));
       auto* const to = reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane)));
-      for (; first < blocks; first += share) send_log_fmt_block(row, first, from, to);
+      for (; first < blocks; first += share)
+        send_log_fmt_block(row, first, load_log_fmt_block(row, first, from), to);
       first -= blocks;
+    }
+  }
+
+  /// Likewise of the item's sum. Waits for the weights only when loads of the first row are in
+  /// flight, and loads each further row while it adds the one before.
+  template <bool kWhole>
+  __device__ void send_log_fmt_sum(CombineItem& item, std::uint32_t first,
+                                   std::uint32_t share) const {
+    const LogfmtRow<kWhole> row(call_.sizes.hidden);
+    const std::uint32_t blocks = row.blocks();
+    bool weighted = false;
+    auto* const to = reinterpret_cast<std::uint32_t*>(target(item, sum_place(item)));
+    for (; first < blocks; first += share) {
+      const auto load = [&](std::uint32_t slots) {
+        return load_log_fmt_block(row, first,
+                                  reinterpret_cast<const uint4*>(row_of(item, __ffs(slots) - 1)));
+      };
+      LogfmtBlockSum sum;
+      LogfmtBlockValues ahead = load(item.topk_slots);
+      for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
+        const LogfmtBlockValues values = ahead;
+        const std::uint32_t later = left & (left - 1);
+        if (later != 0) ahead = load(later);
+        if (!weighted) load_weights(item);
+        weighted = true;
+        sum.add(values, __shfl_sync(kWarp, item.weight, __ffs(left) - 1));
+      }
+      send_log_fmt_block(row, first, sum.rounded(ahead.count), to);
     }
   }
 
@@ -268,12 +299,10 @@ class CombineSender {
            (call_.unsummed != 0 ? CombineNoticeWord::kUnsummed : 0);
   }
 
-  __device__ bool sends_sums() const {
-    return call_.form == CombineRowForm::sums && call_.unsummed == 0;
-  }
+  __device__ bool sends_sums() const { return is_sums(call_.form) && call_.unsummed == 0; }
   /// True if weights come with this combine. Ranks that send no sums give theirs to those that do.
   __device__ bool gives_weights() const {
-    return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
+    return is_sums(call_.form) && call_.weights_travelled == 0;
   }
   __device__ bool receives_weights() const { return gives_weights() && call_.unsummed == 0; }
 
@@ -433,6 +462,7 @@ constexpr std::uint32_t threads_of(CombineRowForm form) {
 template <CombineRowForm kForm, bool kWhole, bool kCounts>
 __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks) {
   constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
+  constexpr auto kWarps = static_cast<std::int32_t>(kRowThreads / 32);
   __shared__ bool masked[kMaxDeviceRanks];
   CombineSender<kCounts> sender(call, blocks, masked);
   // The first block, which also sends weights and notices, gets the last item.
@@ -440,12 +470,12 @@ __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks
        step = static_cast<std::int32_t>(blocks.count), workers = 1;
   // Without flags no barrier follows a row, so warps take blocks of LogFMT-10 rows by themselves:
   // `workers` of them share an item.
-  const bool by_warp = kForm == CombineRowForm::log_fmt && call.flags == 0;
+  const bool by_warp = is_log_fmt(kForm) && call.flags == 0;
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
   if (by_warp) {
     workers = static_cast<std::int32_t>(LogfmtRow<kWhole>(call.sizes.hidden).blocks());
     i += step * warp;
-    step *= static_cast<std::int32_t>(kRowThreads / 32);
+    step *= kWarps;
   }
   CombineItem item =
       sender.load(i / workers);  // before the waits; later items, before the row of the last one
@@ -465,10 +495,12 @@ __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks
             sender.send_sum(item);
           else if constexpr (kForm == CombineRowForm::rows)
             sender.send_rows(item);
+          else if constexpr (kForm == CombineRowForm::log_fmt)
+            sender.template send_log_fmt<kWhole>(item, by_warp ? i % workers : warp,
+                                                 by_warp ? workers : kWarps);
           else
-            sender.template send_log_fmt<kWhole>(
-                item, by_warp ? i % workers : warp,
-                by_warp ? workers : static_cast<std::int32_t>(kRowThreads / 32));
+            sender.template send_log_fmt_sum<kWhole>(item, by_warp ? i % workers : warp,
+                                                     by_warp ? workers : kWarps);
         }
         if (call.flags != 0) done.arrive();
       }
@@ -477,11 +509,6 @@ __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks
     }
   }
   sender.end();
-}
-
-/// The form of the rows that a send stores.
-inline CombineRowForm sent_form(const LowLatencyCombineSend& call) {
-  return call.unsummed != 0 ? CombineRowForm::rows : call.form;
 }
 
 /// The number of pairs if other ranks have as many tokens as this one; only the device knows the
@@ -506,7 +533,7 @@ inline std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int3
 /// the first block, which takes longer to begin.
 inline std::uint32_t divide(LowLatencyCombineSend& call, std::int32_t most) {
   const CombineRowForm form = sent_form(call);
-  call.split = form == CombineRowForm::sums ? 0 : split_of_pairs(call, most);
+  call.split = is_sums(form) ? 0 : split_of_pairs(call, most);
   return static_cast<std::uint32_t>(
       std::min<std::int64_t>(most, (expected_pairs(call) << call.split) + 1));
 }
