@@ -118,6 +118,9 @@ TEST(EpDraws, LowLatencyReachesWhatIsAnnounced) {
         reached.add("quantize " + std::to_string(static_cast<int>(call.quantize)), true);
         reached.add("exact", call.reduction == ep::Reduction::exact);
         reached.add("log_fmt", call.log_fmt);
+        if (call.log_fmt && call.reduction != ep::Reduction::exact)
+          reached.add(call.early_weights || !call.defer_receive ? "log_fmt sums" : "log_fmt rows",
+                      true);
         reached.add("zero copy", call.zero_copy);
         reached.add("early weights", call.early_weights);
         reached.add("int32 indices", call.int32_topk);
@@ -127,7 +130,8 @@ TEST(EpDraws, LowLatencyReachesWhatIsAnnounced) {
   }
   reached.expect_extremes(kShortestRow, kMostSlots);
   reached.expect_forms({"two open", "quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact",
-                        "log_fmt", "zero copy", "early weights", "int32 indices", "immediate"});
+                        "log_fmt", "log_fmt sums", "log_fmt rows", "zero copy", "early weights",
+                        "int32 indices", "immediate"});
 }
 
 TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
@@ -154,6 +158,9 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
       low_latency.add("quantize " + std::to_string(static_cast<int>(form.quantize)), true);
       low_latency.add("exact", form.reduction == ep::Reduction::exact);
       low_latency.add("log_fmt", form.log_fmt);
+      low_latency.add("log_fmt sums without early weights",
+                      form.log_fmt && form.reduction != ep::Reduction::exact &&
+                          !form.early_weights && !form.defer_receive);
       low_latency.add("early weights", form.early_weights);
       low_latency.add("int32 indices", form.int32_topk);
     }
@@ -182,7 +189,8 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
                        "expert_major int32 indices"});
   low_latency.expect_extremes(8, kMostSlots);
   low_latency.expect_forms({"quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact",
-                            "log_fmt", "early weights", "int32 indices"});
+                            "log_fmt", "log_fmt sums without early weights", "early weights",
+                            "int32 indices"});
 }
 
 }  // namespace

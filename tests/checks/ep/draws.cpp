@@ -247,6 +247,7 @@ class Compared : Shapes {
       form.log_fmt = pick(0, 1) == 1;
       form.early_weights = pick(0, 1) == 1;
       form.int32_topk = pick(0, 1) == 1;
+      form.defer_receive = pick(0, 1) == 1;
       drawn.forms.push_back(form);
     }
     return drawn;

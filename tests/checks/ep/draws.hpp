@@ -78,6 +78,7 @@ struct LowLatencyForm {
   ep::Quantize quantize = ep::Quantize::none;
   ep::Reduction reduction = ep::Reduction::per_rank;
   bool log_fmt = false, early_weights = false, int32_topk = false;
+  bool defer_receive = true;  ///< of the combine
 };
 struct LowLatencyComparison {
   EpCase c;

@@ -133,9 +133,11 @@ void GpuLowLatencyRound::check(const Tensor& out) {
   if (call_.log_fmt) {
     const bool internode = case_.nodes > 1 || test_nodes(case_.ranks) > 1;
     travels.back = log_fmt_travel();
-    if (!ep::detail::sends_unsummed(call_.early_weights, call_.defer_receive,
+    if (!call_.unsummed.empty() ||
+        !ep::detail::sends_unsummed(call_.early_weights, call_.defer_receive,
                                     internode && owner_.group.options().mask_failed))
       travels.sums = travels.back;
+    travels.unsummed = call_.unsummed;
   }
   auto wanted = expected_low_latency(case_, owner_.me, call_.reduction, call_.masked, travels);
   wanted.resize(tokens_ * case_.hidden, 0);  // tokens without experts

@@ -32,6 +32,8 @@ struct GpuLowLatencyCall {
   /// false: receives are queued after their sends. If ranks do not share a GPU, receives start
   /// before the sends end.
   bool defer_receive = true;
+  /// [ranks] those that send expert outputs in place of sums, where ranks differ in that.
+  std::vector<int> unsummed{};
 
   std::string describe() const;
 };

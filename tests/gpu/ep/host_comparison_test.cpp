@@ -257,11 +257,12 @@ Delivered low_latency(Owner& owner, const EpCase& c, const LowLatencyForm& form)
   const auto y = expert_output_rows(c, owner.me, experts * rows);
   const Tensor sent =
       owner.tensors.upload(view_of(y, DataType::bfloat16, {experts, rows, c.hidden}));
-  const Tensor sums =
-      owner.group
-          .low_latency_combine(sent, in.topk, in.weights, got.handle,
-                               {.log_fmt = form.log_fmt, .reduction = form.reduction})
-          .receive();
+  const Tensor sums = owner.group
+                          .low_latency_combine(sent, in.topk, in.weights, got.handle,
+                                               {.log_fmt = form.log_fmt,
+                                                .reduction = form.reduction,
+                                                .defer_receive = form.defer_receive})
+                          .receive();
   owner.group.synchronize();
   all["sums"] = bytes_of(owner.tensors.download(sums));
   return all;

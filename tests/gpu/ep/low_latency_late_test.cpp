@@ -247,7 +247,9 @@ TEST_P(EpGpuLowLatencyWaits, SmallForRowsAreCounted) {
 
 TEST_P(EpGpuLowLatencyWaits, SmallForLogFmtRowsAreCounted) {
   SHOAL_SKIP_WITHOUT_GPU();
-  expect_waits({Reduction::per_rank, true}, GetParam(), Waits::counted);
+  for (const bool early_weights : {true, false})
+    expect_waits({Reduction::per_rank, true}, GetParam(), Waits::counted, early_weights);
+  expect_waits({Reduction::exact, true}, GetParam(), Waits::counted);
 }
 
 TEST_P(EpGpuLowLatencyWaits, SmallForOtherRanksAreNotCounted) {
@@ -318,16 +320,19 @@ TEST_P(EpGpuLowLatencyWaits, ForCombineRowsThatNeverComeAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_silence_is_reported({Reduction::per_rank, false}, true, GetParam());
   expect_silence_is_reported({Reduction::exact, false}, false, GetParam());
-  expect_silence_is_reported({Reduction::per_rank, true}, false, GetParam());
+  expect_silence_is_reported({Reduction::per_rank, true}, true, GetParam());
+  expect_silence_is_reported({Reduction::exact, true}, false, GetParam());
 }
 
 TEST(EpGpuLowLatencyLate, WeightsThatNeverComeAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // A receive that was queued with the send may be the first to report.
-  expect_silence_is_reported({Reduction::per_rank, false}, false, false,
-                             {kAwaitedWeights, kAwaitedRows});
-  // A send whose receive is deferred does not wait for weights.
-  expect_silence_is_reported({Reduction::per_rank, false}, false, true);
+  for (const bool log_fmt : {false, true}) {
+    // A receive that was queued with the send may be the first to report.
+    expect_silence_is_reported({Reduction::per_rank, log_fmt}, false, false,
+                               {kAwaitedWeights, kAwaitedRows});
+    // A send whose receive is deferred does not wait for weights.
+    expect_silence_is_reported({Reduction::per_rank, log_fmt}, false, true);
+  }
 }
 
 // Memory.

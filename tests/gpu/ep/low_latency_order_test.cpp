@@ -78,7 +78,9 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
     for (const Reduction reduction : kReductions)
       for (const bool early : {false, true})
         expect_sends_do_not_wait({.reduction = reduction, .early_weights = early}, masks);
-  expect_sends_do_not_wait({.log_fmt = true}, false);
+  for (const bool masks : {false, true})
+    for (const bool early : {false, true})
+      expect_sends_do_not_wait({.log_fmt = true, .early_weights = early}, masks);
 }
 
 /// Ranks need not agree on defer_receive: those that defer send a row for each expert output, the
@@ -90,8 +92,13 @@ TEST(EpGpuLowLatencyMode, SmallOnlySomeRanksDefer) {
     run_low_latency_group(
         c,
         [&](GpuGroup& group) {
-          for (int i = 0; i < 6; ++i) {
-            const GpuLowLatencyCall call{.defer_receive = (group.me + i / 2) % 2 == 0};
+          for (int i = 0; i < 12; ++i) {
+            std::vector<int> defers(static_cast<std::size_t>(c.ranks));
+            for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+              defers[rank] = (rank + i / 4) % 2 == 0 ? 1 : 0;
+            GpuLowLatencyCall call{.log_fmt = i % 2 == 1, .defer_receive = defers[group.me] != 0};
+            call.unsummed = defers;
+            if (masks && test_nodes(c.ranks) > 1) call.unsummed.assign(defers.size(), 1);
             Round(group, reseeded(c, static_cast<std::uint64_t>(i)), call).run();
           }
         },

@@ -36,7 +36,10 @@ inline void run_low_latency_rounds(GpuGroup& owner, const EpCase& c) {
          {GpuLowLatencyCall{}, GpuLowLatencyCall{.early_weights = true},
           GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
           GpuLowLatencyCall{.reduction = ep::Reduction::exact},
-          GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
+          GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true},
+          GpuLowLatencyCall{.log_fmt = true},
+          GpuLowLatencyCall{.log_fmt = true, .early_weights = true},
+          GpuLowLatencyCall{.log_fmt = true, .defer_receive = false}})
       GpuLowLatencyRound(owner, c, call).run();
 }
 

@@ -93,7 +93,10 @@ TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
               GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
               GpuLowLatencyCall{.quantize = ep::Quantize::fp8_ue8m0, .zero_copy = true},
               GpuLowLatencyCall{.reduction = ep::Reduction::exact},
-              GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
+              GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true},
+              GpuLowLatencyCall{.log_fmt = true},
+              GpuLowLatencyCall{.log_fmt = true, .early_weights = true},
+              GpuLowLatencyCall{.log_fmt = true, .defer_receive = false}})
           GpuLowLatencyRound(owner, c, call).run();
       },
       DataType::bfloat16, GetParam().kernels);
