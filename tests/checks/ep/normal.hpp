@@ -50,7 +50,7 @@ void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
 Travel float8_travel(ep::Quantize quantize);
 /// The effect of LogFMT on combine rows, by numeric/.
 Travel log_fmt_travel();
-/// The ways back of LogFMT-10 rows: with `sums` of the sum of each rank, otherwise of expert outputs.
+/// LogFMT-10 on the way back: with `sums` of the sum of each rank, otherwise of expert outputs.
 Travels log_fmt_travels(bool sums);
 
 /// The expert output of rank `rank` for the rows that it received in normal mode.

@@ -204,8 +204,8 @@ TEST(LowLatencyKernelsOf, CombinedRowsSharePuts) {
   }
 }
 
-// A LogFMT-10 row has 1.25 bytes a channel, a bfloat16 row 2. With exact there are 3.5 times as many
-// rows. By NIC, encoded rows of 4096 channels do not join, so gaps do not count.
+// A LogFMT-10 row has 1.25 bytes a channel, a bfloat16 row 2. With exact there are 3.5 times as
+// many rows. By NIC, encoded rows of 4096 channels do not join, so gaps do not count.
 TEST(LowLatencyKernelsOf, LogfmtSumsAreFewerBytesThanSums) {
   const auto bytes = [](const Combine& combine) {
     return static_cast<double>(
