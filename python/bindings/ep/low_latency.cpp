@@ -287,10 +287,11 @@ void bind_calls(nb::class_<Group>& group) {
           "Sends expert output to be summed, weighted, at the sources of the tokens. "
           "Collective.\n\n"
           "y: bfloat16 [local experts, ranks * max tokens, hidden]. topk_weights: float32 [tokens, "
-          "top_k] of this rank's tokens. log_fmt: rows travel with 10 bits per channel. zero_copy: "
-          "y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum of each "
-          "rank to bfloat16 first; exact rounds once. dtype=\"bfloat16\" names the type of y and out "
-          "where the arrays cannot."_doc)
+          "top_k] of this rank's tokens. log_fmt: rows travel with 10 bits per channel: the sum of "
+          "each rank, or each expert output with reduction=\"exact\", or where the receive is "
+          "deferred and the dispatch had no weights. zero_copy: y lies in next_combine_buffer(). "
+          "reduction: per_rank (automatic) rounds the sum of each rank to bfloat16 first; exact "
+          "rounds once. dtype=\"bfloat16\" names the type of y and out where the arrays cannot."_doc)
       .def(
           "next_combine_buffer", &next_combine_buffer, nb::kw_only(), nb::arg("like") = nb::none(),
           nb::sig("@overload\n"

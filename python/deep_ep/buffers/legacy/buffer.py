@@ -409,11 +409,12 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         """Sums expert output, weighted, at the sources of the tokens. Collective.
 
         x: bfloat16 [E / R, R * N, H], the expert output. topk_idx: as passed to the dispatch.
-        topk_weights: float32 [T, K]. use_logfmt: rows travel with 10 bits per channel. zero_copy:
-        the expert output lies in get_next_low_latency_combine_buffer(handle). overlap: waits first
-        until the signals of the GEMM that writes x have their value, those of blocks of block_m
-        rows (comp_signal) or of experts (src_signals); python/bindings/ep/signals.hpp has both
-        protocols. Other arguments of the overlap, and num_sms (0: automatic), count only then.
+        topk_weights: float32 [T, K]. use_logfmt: rows travel with 10 bits per channel: the sum of
+        each rank, or each expert output with return_recv_hook. zero_copy: the expert output lies
+        in get_next_low_latency_combine_buffer(handle). overlap: waits first until the signals of
+        the GEMM that writes x have their value, those of blocks of block_m rows (comp_signal) or of
+        experts (src_signals); python/bindings/ep/signals.hpp has both protocols. Other arguments of
+        the overlap, and num_sms (0: automatic), count only then.
 
         Returns (bfloat16 [T, H], which is ``out`` where given; event; hook), valid after hook()
         with return_recv_hook.
