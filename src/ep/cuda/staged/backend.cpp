@@ -333,8 +333,8 @@ std::shared_ptr<PendingCombineState> StagedLowLatency::combine(
   pending->handle = handle;
   const Tensor host_weights = call.fetch(weights);
   pending->wait_ns = call.place_for(given.wait_ns);
-  // Expert outputs go directly to where other ranks fetch them. LogFMT rows are encoded on the way
-  // there, so they go to other memory first.
+  // Expert outputs go directly to where other ranks fetch them. With LogFMT they may be encoded on
+  // the way there, so they go to other memory first.
   Tensor plain;
   TensorView outputs;
   if (given.log_fmt)
