@@ -189,7 +189,8 @@ def check_low_latency_layer(world):
         assert counts.shape == (here,)
         return rows * torch.arange(me * here + 1, (me + 1) * here + 1)[:, None, None]
 
-    out = shoal.torch.low_latency(group, x, idx, weights.double(), experts)
+    columns = (one.t().contiguous().t() for one in (x, idx, weights.double()))
+    out = shoal.torch.low_latency(group, *columns, experts)
     factor = torch.where(idx < 0, 0, weights * (idx + 1)).sum(1, keepdim=True)
     torch.testing.assert_close(out.float(), x.float() * factor, rtol=0.02, atol=1e-2)
     with pytest.raises(shoal.InvalidArgumentError, match="x has dtype torch.float32; allowed"):

@@ -169,10 +169,11 @@ def low_latency(
             f"shoal.torch.low_latency: x has dtype {x.dtype}; allowed: torch.bfloat16, as rows "
             "travel; shoal.torch.dispatch keeps float32"
         )
+    x, topk_idx, weights = (eager._plain(one) for one in (x, topk_idx, topk_weights.float()))
     received = group.low_latency_dispatch(x, topk_idx, quantize="none").receive()
     y = experts(received.x, received.counts)
-    weights = topk_weights.float()
-    return group.low_latency_combine(y, topk_idx, weights, received.handle).receive()
+    out = torch.empty_like(x) if x.is_cuda else None
+    return group.low_latency_combine(y, topk_idx, weights, received.handle, out=out).receive()
 
 
 @torch.no_grad()
