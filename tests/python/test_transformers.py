@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers with their experts on 4 ranks over Shoal, by DistributedConfig, against
-one process."""
+"""Models of transformers with their experts on 4 ranks over Shoal against one process: by
+DistributedConfig, and by parallelize. All in the same processes, whose start takes long."""
 
 import copy
 import os
+import subprocess
+import sys
 
+from parallelize_checks import *
 from transformers_models import (
     alone,
     batch,
@@ -43,9 +46,9 @@ def check_deepseek(world):
     compare_training("deepseek")
 
 
-def check_expert_implementations(world):
-    for family, name in (("mixtral", "eager"), ("qwen3", "batched_mm"), ("gpt-oss", "grouped_mm")):
-        compare_training(family, experts_implementation=name)
+def check_grouped_experts(world):
+    """GPT-OSS by products that are not its own."""
+    compare_training("gpt-oss", experts_implementation="grouped_mm")
 
 
 def check_checkpointing(world):
@@ -53,7 +56,7 @@ def check_checkpointing(world):
         model.gradient_checkpointing_enable({"use_reentrant": True})
         return model
 
-    compare_training("mixtral", change=reentrant)
+    compare_training("mixtral", change=reentrant, experts_implementation="eager")
 
 
 def check_tensor_parallel(world):
@@ -61,7 +64,7 @@ def check_tensor_parallel(world):
 
 
 def check_other_number_of_ranks(world):
-    model = compare_training("qwen3")
+    model = compare_training("qwen3", experts_implementation="batched_mm")
     path = f"{os.environ['SHOAL_TEST_MODELS']}/trained"
     model.save_pretrained(path)
     dist.barrier()
@@ -86,6 +89,51 @@ def check_distributed_checkpoint(world):
 
 def check_generation(world):
     compare_generation((3, 1, 2, 1))
+
+
+PROGRAM = """
+import datetime, sys
+import torch, torch.distributed as dist
+from shoal.integrations.transformers import parallelize
+
+class Experts(torch.nn.Module):
+    num_experts = 2
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2, 8, 8))
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        return hidden_states @ self.weight[0]
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2,
+                        timeout=datetime.timedelta(seconds=300))
+model = parallelize(torch.nn.Sequential(Experts()))
+loss = model[0](torch.ones(4, 8), torch.ones(4, 1, dtype=torch.int64), torch.ones(4, 1)).sum()
+if rank == 1:
+    raise ValueError("bad loss")
+loss.backward()
+"""
+
+
+def test_exception_ends_the_other_ranks(tmp_path):
+    """In processes as torchrun starts them, long before the timeout of the process group."""
+    command = [sys.executable, "-c", PROGRAM]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), tmp_path / "store"], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(rank.returncode == 1 for rank in ranks), errors
+    assert "PE 1: ValueError: bad loss" in errors[0]
+    assert "did PE 1 skip backward()?" in errors[0]
 
 
 add_tests(globals(), lambda: run_checks(4, __name__))

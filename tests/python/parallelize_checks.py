@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shoal.integrations.transformers.parallelize on 4 ranks against one process."""
+"""shoal.integrations.transformers.parallelize on 4 ranks against one process, in the ranks of
+test_transformers.py."""
 
 import copy
 import os
-import subprocess
-import sys
 
 import pytest
-from transformers_models import EXPERTS, OLDER, STEPS, alone, batch, config_of, folder_of_models
+from transformers_models import EXPERTS, OLDER, STEPS, alone, batch, config_of
 
 import torch
 import torch.distributed as dist
-from torch_ranks import add_tests, of_all_ranks, run_checks
+from torch_ranks import of_all_ranks
 from transformers import AutoModelForCausalLM
 
 import shoal
@@ -190,45 +189,3 @@ def check_larger_batches_later(world):
     losses = [sum(one(i, labels=i).loss for i in ids) for one in (model, expected)]
     torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
     losses[0].backward()
-
-
-PROGRAM = """
-import datetime, os, sys
-import torch, torch.distributed as dist, transformers
-from shoal.integrations.transformers import parallelize
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2,
-                        timeout=datetime.timedelta(seconds=300))
-config = transformers.MixtralConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                                    num_attention_heads=2, num_key_value_heads=2, vocab_size=11,
-                                    num_local_experts=2, num_experts_per_tok=1)
-torch.manual_seed(0)
-model = parallelize(transformers.MixtralForCausalLM(config))
-ids = torch.ones(1, 4, dtype=torch.int64)
-loss = model(input_ids=ids, labels=ids).loss
-if rank == 1:
-    raise ValueError("bad loss")
-loss.backward()
-"""
-
-
-def test_exception_ends_the_other_ranks(tmp_path):
-    """In processes as torchrun starts them, long before the timeout of the process group."""
-    command = [sys.executable, "-c", PROGRAM]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), tmp_path / "store"], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(rank.returncode == 1 for rank in ranks), errors
-    assert "PE 1: ValueError: bad loss" in errors[0]
-    assert "did PE 1 skip backward()?" in errors[0]
-
-
-add_tests(globals(), lambda: run_checks(RANKS, __name__))
