@@ -2,11 +2,13 @@
 """Models of transformers with their experts on 4 ranks over Shoal against one process: by
 DistributedConfig, and by parallelize. All in the same processes, whose start takes long."""
 
+import contextlib
 import copy
 import os
 import subprocess
 import sys
 
+import pytest
 from parallelize_checks import *
 from transformers_models import (
     alone,
@@ -16,6 +18,7 @@ from transformers_models import (
     compare_training,
     folder_of_models,
     spread,
+    token_ids,
     train,
     whole,
 )
@@ -24,6 +27,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch_ranks import add_tests, run_checks
+
+import shoal
+from shoal.integrations.transformers import decode, parallelize
 
 
 def check_mixtral(world):
@@ -89,6 +95,45 @@ def check_distributed_checkpoint(world):
 
 def check_generation(world):
     compare_generation((3, 1, 2, 1))
+
+
+def check_decode(world):
+    """Prompts have more than max_tokens on some ranks, and take normal mode on all."""
+    with pytest.MonkeyPatch.context() as patch:
+        calls = []
+
+        def low_latency(group, x, *given):
+            calls.append(x.shape[0])
+            return layer(group, x, *given)
+
+        layer = shoal.torch.low_latency
+        patch.setattr(shoal.torch, "low_latency", low_latency)
+        with decode(max_tokens=6):
+            compare_generation((3, 1, 2, 1), dtype=torch.bfloat16)
+            sequences, layers, steps = (3, 1, 2, 1)[dist.get_rank()], 2, 4 + 3 * 2 - 1
+            assert calls == [sequences] * layers * steps, "until all ranks have finished"
+            calls.clear()
+            with torch.no_grad():
+                spread("mixtral")(token_ids(0, 1, 1))
+            spread("mixtral", dtype=torch.bfloat16)(token_ids(0, 1, 1)).logits.sum().backward()
+        assert calls == [], "float32, and calls with gradients"
+
+
+def check_ranks_in_other_modes(world):
+    model, rank = parallelize(alone("mixtral", dtype=torch.bfloat16)), dist.get_rank()
+    for least in (0, 2):
+        limit = least + rank % 2
+        with torch.no_grad(), decode(limit) if limit else contextlib.nullcontext():
+            with pytest.raises(shoal.MismatchError, match=r"decode\(max_tokens=\d\)"):
+                model(token_ids(0, 1, 1))
+    with torch.no_grad(), decode(max_tokens=3):  # the world goes on
+        model(token_ids(0, 1, 1))
+        x, idx = torch.ones(rank, 32).bfloat16(), torch.arange(2).expand(rank, 2)
+        layer = model.model.layers[0].mlp.experts
+        assert layer(x, idx, torch.ones(rank, 2)).shape == (rank, 32)
+    with pytest.raises(ValueError, match="max_tokens is 0; at least 1 is allowed"):
+        with decode(max_tokens=0):
+            pass
 
 
 PROGRAM = """

@@ -163,10 +163,10 @@ def compare_training(family, tp=1, change=lambda model: model, most=1e-5, **opti
     return model
 
 
-def compare_generation(sequences):
+def compare_generation(sequences, dtype=torch.float32):
     """Greedy texts of as many sequences as the list says for each rank, some of which end early."""
     rank = dist.get_rank()
-    model, expected = spread("mixtral").eval(), alone("mixtral").eval()
+    model, expected = (one("mixtral", dtype=dtype).eval() for one in (spread, alone))
     ids = token_ids(rank, sequences[rank], 4 + rank)
     options = {
         "max_new_tokens": 4 + 2 * rank,

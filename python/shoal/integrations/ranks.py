@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import os
 import signal
 import struct
@@ -24,8 +25,11 @@ from ..errors import Error, InvalidArgumentError, MismatchError, TimeoutError
 _HEAP_BYTES = 64 << 30  # of address space; memory is taken on use
 _FEWEST_TOKENS = 128  # capacity of a group, so that few calls make a larger one
 _CLOSE_S = 30.0  # of the other ranks, at the end of the program
-_CALL = struct.Struct("<6q")
+_CALL = struct.Struct("<7q")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+# The max_tokens of decode(), 0 outside of it.
+decode_tokens: contextvars.ContextVar[int] = contextvars.ContextVar("decode_tokens", default=0)
 
 
 class Call(NamedTuple):
@@ -37,16 +41,25 @@ class Call(NamedTuple):
     experts: int
     dtype: int
     layer: int
+    decode: int  # tokens that low-latency mode may have on any rank; 0: normal mode
 
     def shape(self) -> tuple[int, ...]:
         """What must be equal on all ranks."""
         return self[1:]
 
     def __str__(self) -> str:
+        mode = f"decode(max_tokens={self.decode})" if self.decode else "normal mode"
         return (
             f"layer {self.layer} with hidden {self.hidden}, top-k {self.top_k}, {self.experts} "
-            f"experts, {_DTYPES[self.dtype]}"
+            f"experts, {_DTYPES[self.dtype]}, {mode}"
         )
+
+
+class Agreed(NamedTuple):
+    """What all ranks use for a call: the same on each of them."""
+
+    group: Any
+    low_latency: bool
 
 
 class Ranks:
@@ -61,7 +74,7 @@ class Ranks:
             settings["symmetric_size"] = _HEAP_BYTES
         self.world = World.from_torch(group, settings)
         self.team = self.world.team
-        self._groups: dict[tuple[int, ...], Any] = {}
+        self._groups: dict[tuple[int, ...], Any] = {}  # by shape and mode
         self._layers = 0
 
     def add_layer(self) -> int:
@@ -69,16 +82,21 @@ class Ranks:
         self._layers += 1
         return self._layers - 1
 
-    def group_for(self, x: Tensor, topk_idx: Tensor, experts: int, layer: int) -> Any:
+    def group_for(self, x: Tensor, topk_idx: Tensor, experts: int, layer: int) -> Agreed:
         """A group with room for the tokens of every rank. Collective, before anything is sent.
 
+        Low-latency mode in decode(), unless a rank has more tokens than its max_tokens.
         Raises MismatchError on all ranks where they run different layers.
         """
         if x.dtype not in _DTYPES:
             raise Error(
                 f"shoal: rows of {x.dtype}; allowed: {', '.join(str(dtype) for dtype in _DTYPES)}"
             )
-        mine = Call(*x.shape, topk_idx.shape[1], experts, _DTYPES.index(x.dtype), layer)
+        # Rows of low-latency mode are bfloat16 and have no gradients.
+        fits = x.dtype is torch.bfloat16 and not torch.is_grad_enabled()
+        decode = decode_tokens.get() if fits else 0
+        dtype = _DTYPES.index(x.dtype)
+        mine = Call(*x.shape, topk_idx.shape[1], experts, dtype, layer, decode)
         try:
             parts = self.team.exchange(_CALL.pack(*mine))
         except TimeoutError as error:
@@ -91,28 +109,35 @@ class Ranks:
             if call.shape() != mine.shape():
                 raise MismatchError(
                     f"shoal: rank {self.world.my_pe} runs {mine}, rank {rank} {call}; all ranks "
-                    "run the same layers in the same order (generate() needs synced_gpus=True)"
+                    "run the same layers in the same order (generate() needs synced_gpus=True), "
+                    "with gradients or without, in the same decode() or in none"
                 )
         tokens = max(call.tokens for call in calls)
-        key = mine.hidden, mine.top_k, experts, mine.dtype
-        group = self._groups.get(key)
-        if group is None or group.options["max_tokens"] < tokens:
-            group = self._groups[key] = self._make_group(group, mine, tokens)
-        return group
+        low_latency = decode > 0 and tokens <= decode
+        group = self._group(mine, decode if low_latency else tokens, low_latency)
+        return Agreed(group, low_latency)
 
-    def _make_group(self, old: Any, call: Call, tokens: int) -> Any:
+    def _group(self, call: Call, tokens: int, low_latency: bool) -> Any:
+        limit = "low_latency_max_tokens" if low_latency else "max_tokens"
+        key = call.hidden, call.top_k, call.experts, call.dtype, low_latency
+        group = self._groups.get(key)
+        if group is not None and group.options[limit] >= tokens:
+            return group
+        capacity = tokens
+        if not low_latency:
+            capacity = _FEWEST_TOKENS if group is None else group.options[limit]
+            while capacity < tokens:
+                capacity *= 2
         # Layers that wait for backward keep the old group, whose memory returns after them.
-        capacity = _FEWEST_TOKENS if old is None else old.options["max_tokens"]
-        while capacity < tokens:
-            capacity *= 2
-        return ep.Group(
-            self.team,
-            hidden=call.hidden,
-            top_k=call.top_k,
-            experts=call.experts,
-            max_tokens=capacity,
-            dtype=str(_DTYPES[call.dtype]).removeprefix("torch."),
-        )
+        options = {
+            "hidden": call.hidden,
+            "top_k": call.top_k,
+            "experts": call.experts,
+            "dtype": str(_DTYPES[call.dtype]).removeprefix("torch."),
+            limit: capacity,
+        }
+        group = self._groups[key] = ep.Group(self.team, **options)
+        return group
 
     def close(self) -> None:
         self._groups.clear()

@@ -6,11 +6,13 @@
         fsdp_size=4, ep_size=4, ep_implementation="shoal"))
 
 `parallelize` does the same for a model that is loaded already, and for DistributedDataParallel.
+`decode` lets models in bfloat16 generate in low-latency mode.
 Needs transformers 5.24 or later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,11 +27,36 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
 from .. import torch as shoal_torch
+from ..errors import InvalidArgumentError
 from ..torch.functions import outside_graphs
 from ..torch.moe import refuse_replicated
-from .ranks import Ranks, ranks_of
+from .ranks import Ranks, decode_tokens, ranks_of
 
-__all__ = ["ShoalEP", "clip_grad_norm_", "gathered_state_dict", "parallelize"]
+__all__ = ["ShoalEP", "clip_grad_norm_", "decode", "gathered_state_dict", "parallelize"]
+
+
+@contextlib.contextmanager
+def decode(max_tokens: int) -> Iterator[None]:
+    """Exchanges tokens in low-latency mode, for models in bfloat16 without gradients.
+
+        with shoal.integrations.transformers.decode(max_tokens=8):
+            model.generate(**inputs)
+
+    max_tokens: of one rank in one step, the same on all ranks, and at least the sequences of any of
+    them. Ranks agree before each layer: where one has more tokens, as in a prompt, all of them use
+    normal mode. Models of another dtype and calls with gradients always do. Memory of low-latency
+    mode is taken at the first step and kept.
+
+    Raises InvalidArgumentError where max_tokens is not positive. A layer raises MismatchError on
+    all ranks where one is outside of decode or has another max_tokens.
+    """
+    if max_tokens < 1:
+        raise InvalidArgumentError(f"decode: max_tokens is {max_tokens}; at least 1 is allowed")
+    before = decode_tokens.set(max_tokens)
+    try:
+        yield
+    finally:
+        decode_tokens.reset(before)
 
 
 def expert_output(forward: Any, received: Any, dtype: torch.dtype) -> Tensor:
@@ -47,6 +74,17 @@ def expert_output(forward: Any, received: Any, dtype: torch.dtype) -> Tensor:
     return forward(zeros, ids.new_zeros((1, 1)), weights.sum(dim=0, keepdim=True))[:0]
 
 
+def low_latency_output(forward: Any, rows: Tensor, counts: Tensor) -> Tensor:
+    """The output of the local experts for the valid rows of low-latency mode, written into rows
+    [local experts, rows, hidden]. `forward`: as above."""
+    valid = torch.arange(rows.shape[1], device=rows.device) < counts.unsqueeze(1)
+    expert, row = valid.nonzero(as_tuple=True)
+    if expert.shape[0] > 0:
+        x = rows[expert, row]
+        rows[expert, row] = forward(x, expert.unsqueeze(1), x.new_ones((x.shape[0], 1))).to(x.dtype)
+    return rows
+
+
 class _Layer:
     """One module of experts: sends tokens to the ranks of their experts and sums the output."""
 
@@ -56,7 +94,15 @@ class _Layer:
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         group_for = outside_graphs(self.ranks.group_for)
-        group = group_for(hidden_states, top_k_index, self.experts, self.number)
+        group, low_latency = group_for(hidden_states, top_k_index, self.experts, self.number)
+        if low_latency:
+            return outside_graphs(shoal_torch.low_latency)(
+                group,
+                hidden_states,
+                top_k_index,
+                top_k_weights,
+                lambda rows, counts: low_latency_output(self.forward, rows, counts),
+            )
         received = shoal_torch.dispatch(
             group, hidden_states, top_k_index, top_k_weights, expert_major=True
         )

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch_ranks import add_tests, run_checks
 
+from shoal.integrations.transformers import decode, parallelize
+
 RANKS = 2
 FAMILIES = ("mixtral", "qwen3", "olmoe", "gpt-oss", "deepseek")
 
@@ -46,6 +48,22 @@ def check_checkpointing(world):
 
 def check_generation(world):
     compare_generation((3, 1))
+
+
+def check_decode(world):
+    """One layer: texts of a whole model can differ where a router has a near-tie."""
+    model = parallelize(alone("mixtral", dtype=torch.bfloat16))
+    layer, tokens = model.model.layers[0].mlp.experts, 3 + dist.get_rank()
+    x = torch.randn(tokens, 32, dtype=torch.bfloat16)
+    scores, idx = torch.rand(tokens, 8).topk(2)
+    for implementation in ("grouped_mm", "batched_mm"):
+        model.set_experts_implementation(implementation)
+        with torch.no_grad():
+            expected = layer(x, idx, scores.bfloat16())
+            with decode(max_tokens=4):
+                out = [layer(x, idx, scores.bfloat16()) for _ in range(3)]
+        for one in out:
+            torch.testing.assert_close(one, expected, rtol=0.02, atol=1e-3)
 
 
 def run_on_gpus():
