@@ -7,6 +7,7 @@ import copy
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from parallelize_checks import *
@@ -29,6 +30,7 @@ import torch.distributed.checkpoint as dcp
 from torch_ranks import add_tests, run_checks
 
 import shoal
+from shoal.integrations.ranks import ranks_of
 from shoal.integrations.transformers import decode, parallelize
 
 
@@ -134,6 +136,19 @@ def check_ranks_in_other_modes(world):
     with pytest.raises(ValueError, match="max_tokens is 0; at least 1 is allowed"):
         with decode(max_tokens=0):
             pass
+
+
+def check_rank_without_sequences(world):
+    """transformers raises there; the other ranks end with that error, not at their deadline."""
+    rank, model = dist.get_rank(), spread("mixtral")
+    refused = pytest.raises(RuntimeError, match="cannot reshape tensor of 0 elements")
+    others = pytest.raises(shoal.PeerFailedError, match="PE 1: RuntimeError: cannot reshape tensor")
+    start = time.monotonic()
+    with refused if rank == 1 else others:
+        # As a program that the exception ends.
+        with ranks_of(dist.group.WORLD, torch.device("cpu")).world:
+            model(token_ids(0, int(rank != 1), 4))
+    assert time.monotonic() - start < 10
 
 
 PROGRAM = """
