@@ -4,7 +4,9 @@ DistributedConfig, and by parallelize. All in the same processes, whose start ta
 
 import contextlib
 import copy
+import importlib.util
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ import time
 import pytest
 from parallelize_checks import *
 from transformers_models import (
+    STEPS,
     alone,
     batch,
     compare_generation,
@@ -20,6 +23,7 @@ from transformers_models import (
     folder_of_models,
     spread,
     token_ids,
+    tokenizer,
     train,
     whole,
 )
@@ -136,6 +140,71 @@ def check_ranks_in_other_modes(world):
     with pytest.raises(ValueError, match="max_tokens is 0; at least 1 is allowed"):
         with decode(max_tokens=0):
             pass
+
+
+def check_example(world):
+    """examples/train_hf_moe.py, whose batches do not depend on the number of ranks."""
+    sys.path.insert(0, f"{pathlib.Path(__file__).resolve().parents[2]}/examples")
+    import train_hf_moe as example
+
+    path, rank = f"{os.environ['SHOAL_TEST_MODELS']}/example", dist.get_rank()
+    if rank == 0:
+        example.save_initial(path)
+    dist.barrier()
+    losses = example.train(path, 4, rank, dist.get_world_size())
+    assert losses[-1] < losses[0], "it learns"
+    if rank == 0:
+        torch.testing.assert_close(losses, example.train(path, 4), rtol=0, atol=example.TOLERANCE)
+
+
+if importlib.util.find_spec("trl"):
+
+    def check_trl(world):
+        """Losses, norms and weights of SFTTrainer, which clips and adds a loss of the router."""
+        from datasets import Dataset
+        from trl import SFTConfig, SFTTrainer
+
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT="1"
+        )
+        steps = token_ids(7, STEPS, ranks, 1, 12)
+        config = SFTConfig(
+            f"{os.environ['SHOAL_TEST_MODELS']}/trl",
+            max_steps=STEPS,
+            per_device_train_batch_size=1,
+            train_sampling_strategy="sequential",
+            optim="sgd",
+            learning_rate=0.1,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.1,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            use_cpu=True,
+            bf16=False,
+        )
+        trainer = SFTTrainer(
+            spread("mixtral"),
+            config,
+            train_dataset=Dataset.from_dict({"input_ids": steps.view(-1, 12).tolist()}),
+            processing_class=tokenizer(),
+        )
+        trainer.train()
+        expected = alone("mixtral")
+        expected.config.output_router_logits = True
+        optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+        for given, log in zip(steps, trainer.state.log_history):
+            optimizer.zero_grad()
+            loss = sum(expected(input_ids=ids, labels=ids).loss for ids in given) / ranks
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
+            optimizer.step()
+            torch.testing.assert_close(log["loss"], loss.item(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(log["grad_norm"], norm.item(), rtol=1e-4, atol=0)
+        compare_parameters(trainer.model, expected, "data")
 
 
 def check_rank_without_sequences(world):

@@ -16,6 +16,7 @@ if dist.is_initialized():  # in a rank; accelerate would load DeepSpeed, whose n
 pytest.importorskip("transformers", minversion="5.24")
 pytest.importorskip("accelerate")
 
+import tokenizers
 import transformers
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
@@ -106,6 +107,15 @@ def token_ids(seed, *shape):
     generator = torch.Generator("cpu").manual_seed(seed)
     ids = torch.randint(3, 97, shape, generator=generator, device="cpu")
     return ids.to(torch.get_default_device())
+
+
+def tokenizer():
+    """Each token is a word, t0 to t96."""
+    words = {f"t{i}": i for i in range(COMMON["vocab_size"])}
+    model = tokenizers.models.WordLevel(words, unk_token="t3")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(model), pad_token="t0", bos_token="t1", eos_token="t2"
+    )
 
 
 def batch(rank, step):
