@@ -173,11 +173,15 @@ def compare_training(family, tp=1, change=lambda model: model, most=1e-5, **opti
     return model
 
 
+# Seeds of the prompts of each rank: no step after them has a near-tie in bfloat16.
+PROMPT_SEEDS = 104, 134, 111, 184
+
+
 def compare_generation(sequences, dtype=torch.float32):
     """Greedy texts of as many sequences as the list says for each rank, some of which end early."""
     rank = dist.get_rank()
     model, expected = (one("mixtral", dtype=dtype).eval() for one in (spread, alone))
-    ids = token_ids(rank, sequences[rank], 4 + rank)
+    ids = token_ids(PROMPT_SEEDS[rank], sequences[rank], 4 + rank)
     options = {
         "max_new_tokens": 4 + 2 * rank,
         "do_sample": False,
