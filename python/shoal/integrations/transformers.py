@@ -42,13 +42,14 @@ def decode(max_tokens: int) -> Iterator[None]:
         with shoal.integrations.transformers.decode(max_tokens=8):
             model.generate(**inputs)
 
-    max_tokens: of one rank in one step, the same on all ranks, and at least the sequences of any of
-    them. Ranks agree before each layer: where one has more tokens, as in a prompt, all of them use
-    normal mode. Models of another dtype and calls with gradients always do. Memory of low-latency
-    mode is taken at the first step and kept.
+    max_tokens: the tokens of a rank in a step, at most; equal on all ranks. A step of generate()
+    after the prompt has one token per sequence. The ranks exchange their numbers of tokens before
+    each layer: where one of them has more, as in a prompt, all of them use normal mode. Models of
+    another dtype and calls with gradients always do. The first step takes the memory of low-latency
+    mode, and the world keeps it.
 
-    Raises InvalidArgumentError where max_tokens is not positive. A layer raises MismatchError on
-    all ranks where one is outside of decode or has another max_tokens.
+    Raises InvalidArgumentError where max_tokens is less than 1. A layer raises MismatchError on all
+    ranks where one of them is outside of decode or has another max_tokens.
     """
     if max_tokens < 1:
         raise InvalidArgumentError(f"decode: max_tokens is {max_tokens}; at least 1 is allowed")
@@ -75,8 +76,11 @@ def expert_output(forward: Any, received: Any, dtype: torch.dtype) -> Tensor:
 
 
 def low_latency_output(forward: Any, rows: Tensor, counts: Tensor) -> Tensor:
-    """The output of the local experts for the valid rows of low-latency mode, written into rows
-    [local experts, rows, hidden]. `forward`: as above."""
+    """Replaces the valid rows of low-latency mode by the local experts' output, without weights.
+
+    rows: [local experts, rows, hidden]. counts: the valid rows of each expert. `forward`: as in
+    expert_output.
+    """
     valid = torch.arange(rows.shape[1], device=rows.device) < counts.unsqueeze(1)
     expert, row = valid.nonzero(as_tuple=True)
     if expert.shape[0] > 0:
