@@ -215,6 +215,12 @@ def forms(data):
             for library in PAIRS:
                 row = {tokens: time[library] for tokens, time in times.items()}
                 lines.append((f"{form}, {how}, {library}", row))
+    # What a layer without deep_ep does, from the run of Shoal.
+    figures = data(PAIRS["Shoal"])["figures"]
+    for name, kind in (("all-gather, permuted", ", with permutation"), ("all-gather", "")):
+        key = f"{kind}: pair in a graph, us"
+        row = {tokens: figures[f"all-gather, {tokens} tokens{key}"] for tokens in SIZES}
+        lines.append((f"{name}, graph", row))
     return by_tokens(lines, source_of_pairs(data))
 
 
@@ -238,27 +244,14 @@ def pairs(data):
 def deep_ep_faster(data):
     programs = data(PROGRAMS)
     layer = programs["communication of a layer, expert-major, us"]
-    hooks = programs["low-latency combine with hook, send and receive kernel, us"]
     layers = (
         (f"layer, {launch}, {library}", dict(zip(layer["tokens"], layer[launch][library])))
         for launch in ("with CPU sync", "without CPU sync", "graph")
         for library in ("Shoal", "DeepEP")
     )
-    # DeepEP sends and receives in one kernel, so its record has the mean of the two launches.
-    combines = (
-        (
-            f"combine with hook, send + receive, {library}",
-            dict(zip(hooks["tokens"], [round(sum(one), 1) for one in hooks[library]])),
-        )
-        for library in ("Shoal", "DeepEP")
-    )
-    rows = [
-        [f"{name}, {unit}", one["Shoal"], one["DeepEP"]]
-        for title, unit in (("first pair of a process, ms", "ms"), ("GPU memory, MB", "MB"))
-        for name, one in programs[title].items()
-    ]
-    others = table(["first pair, GPU memory", "Shoal", "DeepEP"], rows, source(data, PROGRAMS))
-    return "\n".join([by_tokens(layers, ""), by_tokens(combines, ""), others])
+    rows = [[name, one["Shoal"], one["DeepEP"]] for name, one in programs["GPU memory, MB"].items()]
+    memory = table(["GPU memory, MB", "Shoal", "DeepEP"], rows, source(data, PROGRAMS))
+    return "\n".join([by_tokens(layers, ""), memory])
 
 
 def host_times(data):
