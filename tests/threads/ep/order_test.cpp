@@ -61,11 +61,13 @@ TEST(EpOrder, LowLatencyReceivesFollowTheSends) {
 }
 
 // At once: a wait that ended by its deadline would be a timeout.
-TEST(EpOrder, RanksInDifferentModesAllGetAMismatch) {
+void run_different_modes(std::int64_t node_size) {
   const EpCase c = small(2);  // a third rank could come when the group has been given up
+  Settings settings = ep_settings();
+  settings.node_size = node_size;
   for (const bool combine : {false, true})
     for (const bool mask_failed : {false, true})
-      run_threads(c.ranks, ep_settings(), [&](World& world) {
+      run_threads(c.ranks, settings, [&](World& world) {
         ep::GroupOptions options = options_for(c);
         options.mask_failed = mask_failed;
         ep::Group group(world.team(), options);
@@ -90,6 +92,14 @@ TEST(EpOrder, RanksInDifferentModesAllGetAMismatch) {
                                         : "PE 0 is in an operation of normal mode",
                      call);
       });
+}
+
+TEST(EpOrder, RanksInDifferentModesAllGetAMismatch) {
+  run_different_modes(0);
+}
+
+TEST(EpOrder, RanksOfTwoNodesInDifferentModesAllGetAMismatch) {
+  run_different_modes(1);
 }
 
 TEST(EpOrder, RanksWithDifferentOptionsAllGetAMismatch) {

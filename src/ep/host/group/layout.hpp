@@ -42,6 +42,8 @@ struct NormalNotice {
   std::uint32_t scales;  ///< scales per row
   std::uint32_t has_weights;
   std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: rank-major
+  /// Epochs of the last low-latency operations that the rank had sent before.
+  std::uint64_t dispatches_sent, combines_sent;
 };
 
 /// Notice that a source publishes to a rank about one low-latency dispatch. If its epoch differs

@@ -116,7 +116,10 @@ NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNot
                              const std::int32_t* rows_per_rank,
                              const std::int32_t* tokens_per_expert) {
   const auto& shape = group.state.shape;
-  const Record record = make_record(shape, notice, rows_per_rank, tokens_per_expert);
+  NormalNotice sent = notice;
+  sent.dispatches_sent = group.state.low_latency_dispatch_epoch;
+  sent.combines_sent = group.state.low_latency_combine_epoch;
+  const Record record = make_record(shape, sent, rows_per_rank, tokens_per_expert);
   if (group.meets_at_first) {
     put(group, 0, group.layout.notice(step.epoch, group.state.me, shape), record.bytes.data(),
         record.bytes.size());

@@ -81,15 +81,31 @@ bool is_low_latency(const Step& step) {
          step.activity == Activity::low_latency_combine;
 }
 
+/// True if a rank of another node that is in normal operation `epoch`, which this rank has not
+/// called, has not sent what this rank awaits. Between nodes a signal may overtake an earlier one,
+/// but the notice says what was sent before.
+bool has_not_sent(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
+                  const Step& step) {
+  const GroupLayout& layout = group.layout;
+  if (signals != layout.slots_sent && signals != layout.combine_ready) return false;
+  if (read_signal(group, layout.entered, from) < epoch) return false;
+  const auto& notice = *reinterpret_cast<const NormalNotice*>(
+      group.state.block + layout.notice(epoch, from, group.state.shape));
+  return (signals == layout.slots_sent ? notice.dispatches_sent : notice.combines_sent) <
+         step.epoch;
+}
+
 /// True if `from`, which does not reach `step`, has begun an operation of the other mode that this
 /// rank has not called. A normal operation waits for all ranks, and signals within a node are
-/// stores, seen in order. So a rank of this node that is in one without the awaited low-latency
-/// step waits for this rank. The reverse is no proof: a low-latency send waits for no rank.
-bool in_other_mode(const HostGroup& group, std::int32_t from, const Step& step) {
+/// stores, seen in order. So a rank that is in one without the awaited low-latency step waits for
+/// this rank. The reverse is no proof: a low-latency send waits for no rank.
+bool in_other_mode(HostGroup& group, std::size_t signals, std::int32_t from, const Step& step) {
   const auto& state = group.state;
-  const auto begun = [&](std::size_t signals) { return newest_signal(group, signals, from); };
+  const auto begun = [&](std::size_t of) { return newest_signal(group, of, from); };
   if (is_low_latency(step)) {
-    if (!state.nodes.here(from) || begun(group.layout.entered) <= state.epoch) return false;
+    const std::uint64_t entered = begun(group.layout.entered);
+    if (entered <= state.epoch) return false;
+    if (!state.nodes.here(from) && !has_not_sent(group, signals, from, entered, step)) return false;
     // A rank that has ended does not wait; the caller masks it or reports its failure.
     return !has_failed(group, from) && !state.world->health().has_failed(state.world_pe(from));
   }
@@ -101,12 +117,12 @@ bool in_other_mode(const HostGroup& group, std::int32_t from, const Step& step) 
 /// (peer_failed). `word`: the word to block on. Returns without reading the clock if it is reached
 /// already.
 template <typename Reached, typename Word>
-WaitOutcome poll_rank(HostGroup& group, std::int32_t from, const Step& step, Reached&& reached,
-                      Word&& word) {
+WaitOutcome poll_rank(HostGroup& group, std::size_t signals, std::int32_t from, const Step& step,
+                      Reached&& reached, Word&& word) {
   const bool low_latency = is_low_latency(step);
   const auto ready = [&] {
     return reached() || has_failed(group, from) ||
-           (low_latency && in_other_mode(group, from, step));
+           (low_latency && in_other_mode(group, signals, from, step));
   };
   if (reached()) return WaitOutcome::ready;
   const Clock::time_point start = Clock::now();
@@ -128,7 +144,7 @@ WaitOutcome poll_rank(HostGroup& group, std::int32_t from, const Step& step, Rea
 WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
                         std::uint64_t epoch, const Step& step, Among among = Among::all) {
   return poll_rank(
-      group, from, step, [&] { return read_signal(group, signals, from) >= epoch; },
+      group, signals, from, step, [&] { return read_signal(group, signals, from) >= epoch; },
       [&]() -> std::uint64_t {
         const std::int32_t block_on = rank_to_block_on(group, signals, from, epoch, among);
         return group.state.host_offset + signals + static_cast<std::size_t>(block_on) * kLine;
@@ -143,7 +159,7 @@ WaitOutcome poll_at_first(HostGroup& group, std::size_t signals, std::int32_t fr
     return read_signal(group, signals, 0) >= epoch ||
            signal_at_first(group, signals, from).load() >= epoch;
   };
-  return poll_rank(group, from, step, came,
+  return poll_rank(group, signals, from, step, came,
                    [&]() -> std::uint64_t { return group.state.host_offset + signals; });
 }
 
@@ -376,7 +392,7 @@ void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::
                                   ? poll_at_first(group, signals, from, epoch, step)
                                   : poll_signal(group, signals, from, epoch, step, among);
   if (outcome == WaitOutcome::ready) return;
-  if (in_other_mode(group, from, step)) refuse_other_mode(group, from, step);
+  if (in_other_mode(group, signals, from, step)) refuse_other_mode(group, from, step);
   fail_wait(group, from, outcome,
             report(group, from, seen(group, signals, from, epoch), step, outcome));
 }
@@ -430,7 +446,7 @@ bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std:
     outcome = poll_signal(group, signals, from, epoch, step);
   }
   if (outcome == WaitOutcome::ready) return true;
-  if (in_other_mode(group, from, step)) refuse_other_mode(group, from, step);
+  if (in_other_mode(group, signals, from, step)) refuse_other_mode(group, from, step);
   if (outcome == WaitOutcome::interrupted)  // says nothing about the other rank
     fail_wait(group, from, outcome,
               report(group, from, seen(group, signals, from, epoch), step, outcome));
