@@ -92,7 +92,9 @@ typedef struct shoal_ep_low_latency_combine_options {
   const shoal_tensor* wait_ns;
   const shoal_ep_launch* launch;
   int32_t reduction;  ///< SHOAL_PER_RANK and so on
-  int32_t log_fmt;    ///< LogFMT-10 rows: one per (token, rank), or expert (SHOAL_EXACT)
+  /// LogFMT-10 rows: one per (token, rank); one per (token, expert) with SHOAL_EXACT, or where the
+  /// receive is deferred and the dispatch had no weights.
+  int32_t log_fmt;
   int32_t zero_copy;
   int32_t defer_receive;
 } shoal_ep_low_latency_combine_options;

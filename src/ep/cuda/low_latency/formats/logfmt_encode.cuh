@@ -79,7 +79,7 @@ struct LogfmtBlockValues {
   std::uint32_t count[kLogfmtMostPieces];
 };
 
-/// Loads block `block` of a row of bfloat16 values. A warp calls.
+/// Loads block `block` of a row of bfloat16 values; zeros without a row. A warp calls.
 template <bool kWhole>
 __device__ LogfmtBlockValues load_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t block,
                                                 const uint4* from) {
@@ -88,7 +88,7 @@ __device__ LogfmtBlockValues load_log_fmt_block(const LogfmtRow<kWhole>& row, st
   for (std::uint32_t p = 0; p < kLogfmtMostPieces; ++p) {
     const std::uint32_t unit = (block * row.block_pieces + p) * 32 + lane_id();
     values.count[p] = p < row.block_pieces ? row.channels_of(unit) : 0;
-    values.units[p] = load_unit(from, unit, values.count[p]);
+    values.units[p] = load_unit(from, unit, from != nullptr ? values.count[p] : 0);
   }
   return values;
 }

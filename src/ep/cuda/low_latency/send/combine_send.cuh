@@ -387,9 +387,10 @@ class CombineSender {
   /// Polls after which a wait for a weight counts: every block has shorter ones where no rank is
   /// late, and two readings of the clock would delay it.
   static constexpr std::uint32_t kCountedAfter = 8;
-  /// One lane of an item counts, because all of them wait for the same rank.
+  /// One lane of an item counts, because all of them wait for the same rank. Where warps have items
+  /// of their own, each of them counts.
   __device__ bool counts_weight_wait(const CombineItem& item) const {
-    return threadIdx.x < 32 &&
+    return (threadIdx.x < 32 || call_.form == CombineRowForm::log_fmt_sums) &&
            lane_id() + 1 == static_cast<std::uint32_t>(__ffs(static_cast<int>(item.topk_slots)));
   }
 

@@ -46,7 +46,7 @@ struct PieceSize {
   std::uint32_t shift = 0;       ///< log2 of the rows of a piece
   std::uint32_t part_bytes = 0;  ///< of a row that a warp stages at a time
   std::uint32_t parts = 1;       ///< of a row
-  bool few = false;              ///< not all pieces have kStagedRows rows
+  bool few = false;              ///< fewer pieces of kStagedRows rows than blocks that stage
 
   /// The whole warp calls.
   __device__ explicit PieceSize(const NormalCombine& params) : part_bytes(params.row_bytes) {
@@ -124,8 +124,9 @@ __device__ StagedPiece& begin_pieces(const DeviceGroup& group, bool only_one, bo
 /// True if the first piece of the block, from begin_pieces, does not exist: all have been taken.
 __device__ bool is_beyond(const StagedPiece& piece, const PieceSize& size,
                           const DeviceGroup& group) {
-  const auto number = static_cast<std::uint32_t>(
+  auto number = static_cast<std::uint32_t>(
       *static_cast<const volatile unsigned long long*>(&piece.taken) >> 32);
+  number = __shfl_sync(~0u, number, 0);  // a warp leaves as a whole
   return number >= size.pieces * (group.ranks - 1);
 }
 
