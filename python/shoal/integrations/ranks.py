@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import contextvars
 import os
 import signal
 import struct
@@ -28,8 +27,9 @@ _CLOSE_S = 30.0  # of the other ranks, at the end of the program
 _CALL = struct.Struct("<7q")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-# The max_tokens of decode(), 0 outside of it.
-decode_tokens: contextvars.ContextVar[int] = contextvars.ContextVar("decode_tokens", default=0)
+# The max_tokens of decode(), 0 outside of it. One for the process: a model may generate in a thread
+# that streams its text.
+decode_tokens = 0
 
 
 class Call(NamedTuple):
@@ -94,7 +94,7 @@ class Ranks:
             )
         # Rows of low-latency mode are bfloat16 and have no gradients.
         fits = x.dtype is torch.bfloat16 and not torch.is_grad_enabled()
-        decode = decode_tokens.get() if fits else 0
+        decode = decode_tokens if fits else 0
         dtype = _DTYPES.index(x.dtype)
         mine = Call(*x.shape, topk_idx.shape[1], experts, dtype, layer, decode)
         try:

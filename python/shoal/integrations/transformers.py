@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +31,8 @@ from .. import torch as shoal_torch
 from ..errors import InvalidArgumentError
 from ..torch.functions import outside_graphs
 from ..torch.moe import refuse_replicated
-from .ranks import Ranks, decode_tokens, ranks_of
+from . import ranks as of_ranks
+from .ranks import Ranks, ranks_of
 
 __all__ = ["ShoalEP", "clip_grad_norm_", "decode", "gathered_state_dict", "parallelize"]
 
@@ -45,19 +47,19 @@ def decode(max_tokens: int) -> Iterator[None]:
     max_tokens: the tokens of a rank in a step, at most; equal on all ranks. A step of generate()
     after the prompt has one token per sequence. The ranks exchange their numbers of tokens before
     each layer: where one of them has more, as in a prompt, all of them use normal mode. Models of
-    another dtype and calls with gradients always do. The first step takes the memory of low-latency
-    mode, and the world keeps it.
+    another dtype and calls with gradients always do. It holds for all threads of the process. The
+    first step takes the memory of low-latency mode, and the world keeps it.
 
     Raises InvalidArgumentError where max_tokens is less than 1. A layer raises MismatchError on all
     ranks where one of them is outside of decode or has another max_tokens.
     """
-    if max_tokens < 1:
+    if operator.index(max_tokens) < 1:
         raise InvalidArgumentError(f"decode: max_tokens is {max_tokens}; at least 1 is allowed")
-    before = decode_tokens.set(max_tokens)
+    before, of_ranks.decode_tokens = of_ranks.decode_tokens, operator.index(max_tokens)
     try:
         yield
     finally:
-        decode_tokens.reset(before)
+        of_ranks.decode_tokens = before
 
 
 def expert_output(forward: Any, received: Any, dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch_ranks import add_tests, run_checks
 
+import shoal.torch
 from shoal.integrations.transformers import decode, parallelize
 
 RANKS = 2
@@ -60,8 +61,13 @@ def check_decode(world):
         model.set_experts_implementation(implementation)
         with torch.no_grad():
             expected = layer(x, idx, scores.bfloat16())
-            with decode(max_tokens=4):
+            with decode(max_tokens=4), pytest.MonkeyPatch.context() as patch:
+                calls, low_latency = [], shoal.torch.low_latency
+                patch.setattr(
+                    shoal.torch, "low_latency", lambda *a: calls.append(1) or low_latency(*a)
+                )
                 out = [layer(x, idx, scores.bfloat16()) for _ in range(3)]
+        assert len(calls) == 3
         for one in out:
             torch.testing.assert_close(one, expected, rtol=0.02, atol=1e-3)
 
