@@ -10,8 +10,8 @@ synchronization, on the slowest rank; host times are those of queueing the same 
 checked before and after the chains. Launches are counted by torch's profiler, which slows all later
 calls of its process down by a factor of up to three; so processes of their own count them when all
 times are known. --parts names what is measured: the rows above in pairs of one size ("normal"), the
-forms of `ElasticBuffer` by size, beside an all-gather and a reduce-scatter ("forms"), its other
-calls, `HybridEPBuffer`, low-latency calls.
+forms of `ElasticBuffer` by size, beside an all-gather and a reduce-scatter ("forms"), a layer with
+its products by size, other calls of `ElasticBuffer`, `HybridEPBuffer`, low-latency calls.
 """
 
 import argparse
@@ -31,7 +31,7 @@ import deep_ep
 from deep_ep_calls import Case, Elastic, Legacy, chain, host_time, queued, settle
 from rounds import origin
 
-PARTS = ("normal", "forms", "others", "hybrid", "low-latency")
+PARTS = ("normal", "forms", "layer", "others", "hybrid", "low-latency")
 
 
 class Others:
@@ -166,6 +166,47 @@ def measure_forms(case, figures):
             if not sync and not a.counts:
                 figures[f"{key}: in a graph, us"] = in_a_graph(case, pair, a.chain, a.skipped)
             rows = handle = None
+        settle(case)
+        one.buffer.destroy()
+
+
+def make_experts(case):
+    """The products of a layer's experts on rows grouped by expert."""
+    a, local = case.a, case.a.experts // case.ranks
+    shapes = (a.hidden, 2 * a.intermediate), (a.intermediate, a.hidden)
+    up, down = (torch.empty(local, *s, device=case.device, dtype=torch.bfloat16) for s in shapes)
+    for weights in (up, down):
+        weights.normal_(std=0.02)
+
+    def experts(rows, ends):
+        gate, up_rows = torch._grouped_mm(rows, up, offs=ends).chunk(2, dim=-1)
+        return torch._grouped_mm(torch.nn.functional.silu(gate) * up_rows, down, offs=ends)
+
+    return experts
+
+
+def measure_layer(case, experts, figures):
+    """A layer in the expert-major form: dispatch, products, combine; and the products alone."""
+    a = case.a
+    for sync in (True, False):
+        one = elastic(case, sync)
+        received, _, handle = one.dispatch(False, do_expand=True)
+        rows, ends = received.clone(), handle.psum_num_recv_tokens_per_expert.clone()
+        received = handle = None
+
+        def products():
+            return experts(rows, ends)
+
+        def layer():
+            received, _, handle = one.dispatch(False, do_expand=True)
+            y = experts(received, handle.psum_num_recv_tokens_per_expert)
+            return one.buffer.combine(y, handle)
+
+        key = f"layer, {case.tokens} tokens, {'with' if sync else 'without'} CPU sync"
+        for name, call in (("", layer), (", products alone", products)):
+            figures[f"{key}{name}, us"] = chain(case, call, a.chain, a.skipped)[0]
+            if not sync:
+                figures[f"{key}{name}, in a graph, us"] = in_a_graph(case, call, a.chain, a.skipped)
         settle(case)
         one.buffer.destroy()
 
@@ -456,6 +497,10 @@ def measure(rank, ranks, a, path):
         measure_forms(sized, figures)
         if torch.cuda.is_available() and not a.counts:
             measure_all_gather(sized, figures)
+    if "layer" in a.parts and not a.counts:
+        experts = make_experts(case)
+        for tokens in a.sizes:
+            measure_layer(Case(a, rank, ranks, tokens), experts, figures)
     if "others" in a.parts:
         measure_others(case, figures)
     if rank == 0:
@@ -486,10 +531,11 @@ def main():
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--tokens", type=int, default=4096, help="per rank")
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[8, 128, 1024, 4096], help="of forms"
+        "--sizes", type=int, nargs="+", default=[8, 128, 1024, 4096], help="of forms and layers"
     )
     parser.add_argument("--low-latency-tokens", type=int, default=128, help="per rank")
     parser.add_argument("--hidden", type=int, default=7168)
+    parser.add_argument("--intermediate", type=int, default=2048, help="of layers")
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--sms", type=int, default=24)
