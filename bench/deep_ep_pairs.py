@@ -449,6 +449,18 @@ def measure_low_latency(case, figures):
     key = "low latency, BF16: pair with hooks"
     figures[f"{key}, us"] = chain(case, with_hooks, a.chain, a.skipped)[0]
     figures[f"{key}, in a graph, us"] = in_a_graph(case, with_hooks, a.chain, a.skipped)
+    for name, given in (("pair", {}), ("pair with LogFMT", {"use_logfmt": True})):
+
+        def pair(given=given):
+            rows, _, handle, *_ = dispatch("BF16")
+            return combine(rows, handle, **given)[0]
+
+        want = case.x.float() * case.weights.sum(1, keepdim=True)
+        error = (pair().float() - want).norm() / want.norm()
+        assert error < (0.05 if given else 0.01), f"low latency, {name}: relative error {error:.3f}"
+        key = f"low latency, BF16: {name}"
+        figures[f"{key}, us"] = chain(case, pair, a.chain, a.skipped)[0]
+        figures[f"{key}, in a graph, us"] = in_a_graph(case, pair, a.chain, a.skipped)
     for form in forms:
         times = chain(case, lambda form=form: dispatch(form), a.chain, a.skipped)
         figures[f"low latency, {form}: dispatch, us"] = times[0]
