@@ -215,7 +215,7 @@ def forms(data):
             for library in PAIRS:
                 row = {tokens: time[library] for tokens, time in times.items()}
                 lines.append((f"{form}, {how}, {library}", row))
-    # What a layer without deep_ep does, from the run of Shoal.
+    # The all-gather is timed in both runs; the table has that of Shoal.
     figures = data(PAIRS["Shoal"])["figures"]
     for name, kind in (("all-gather, permuted", ", with permutation"), ("all-gather", "")):
         key = f"{kind}: pair in a graph, us"

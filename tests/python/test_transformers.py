@@ -214,7 +214,7 @@ def check_rank_without_sequences(world):
     others = pytest.raises(shoal.PeerFailedError, match="PE 1: RuntimeError: cannot reshape tensor")
     start = time.monotonic()
     with refused if rank == 1 else others:
-        # As a program that the exception ends.
+        # The rank ends as a program that does not catch the exception.
         with ranks_of(dist.group.WORLD, torch.device("cpu")).world:
             model(token_ids(0, int(rank != 1), 4))
     assert time.monotonic() - start < 10

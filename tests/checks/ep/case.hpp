@@ -142,8 +142,8 @@ ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t r
 using Travel = std::function<void(std::span<const std::uint16_t> row, std::span<float> arrived)>;
 struct Travels {
   Travel to_experts, back;  ///< of rows, and of expert outputs that are sent as such
-  /// Of the bfloat16 sum of each rank, with per_rank. Without it ranks return expert outputs, as
-  /// those in `unsummed` do in any case.
+  /// With per_rank each rank returns a bfloat16 sum, which travels so. Without a function ranks
+  /// return expert outputs, as those in `unsummed` do in any case.
   Travel sums{};
   std::vector<int> unsummed{};  ///< [ranks], or empty: none
 };

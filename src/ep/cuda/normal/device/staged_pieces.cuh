@@ -30,7 +30,7 @@ __device__ std::uint64_t* staged_flag(const DeviceGroup& group, std::int32_t of,
          static_cast<std::uint64_t>(owner) * group.layout.staged_pieces + piece;
 }
 
-/// What a warp stages at a time: rows for one rank, or a part of one.
+/// A warp stages one unit at a time: rows for one rank, or a part of a row.
 struct StagedUnit {
   std::int32_t rank = -1;
   std::uint32_t piece = 0;
