@@ -167,10 +167,14 @@ TEST_P(WorldGda, LeavesWhatNicsDoNotReachToTheProxy) {
   });
 }
 
-/// A target that the peer has not registered: the queue ends, and later calls say why.
+/// A target that the peer has not registered: the queue ends, and later calls say why. With loss
+/// the peer's refusal may be lost, once in fifty runs; its queue has ended then and answers no
+/// repetition. Other worlds try again.
 TEST_P(WorldGda, ReportsTheQueueThatEnded) {
   const FakeCuda fake({.gpus = 2});
-  run_threads(2, gda_settings("automatic"), [](World& world) {
+  const bool loses = *GetParam().loss != '\0';
+  bool lost = true;
+  const auto run_once = [&](World& world) {
     const gda::Routes& routes = *cuda::device_world(world).gda;
     gda::HostPlatform platform;
     gda::Route route = routes.by_pe[1 - world.my_pe()];
@@ -183,9 +187,8 @@ TEST_P(WorldGda, ReportsTheQueueThatEnded) {
       EXPECT_EQ(ending.outcome, gda::Outcome::failed);
       const gda::Failure failure = gda::failure_of(*ending.queue, platform);
       EXPECT_EQ(failure.cause, gda::Cause::nic);
-      // The refusal may be lost; the peer's queue has ended then and answers no repetition.
-      if (*GetParam().loss == '\0' || failure.syndrome != mlx5::Syndrome::retry_exceeded)
-        EXPECT_EQ(failure.syndrome, mlx5::Syndrome::remote_access);
+      lost = loses && failure.syndrome == mlx5::Syndrome::retry_exceeded;
+      if (!lost) EXPECT_EQ(failure.syndrome, mlx5::Syndrome::remote_access);
       EXPECT_EQ(failure.peer, static_cast<std::uint32_t>(1 - world.my_pe()));
       EXPECT_EQ(failure.queue_pair, route.queues[0].sends.number);
     }
@@ -199,7 +202,10 @@ TEST_P(WorldGda, ReportsTheQueueThatEnded) {
     barrier(world.team());
     EXPECT_EQ(word[0], 1U);
     barrier(world.team());
-  });
+  };
+  for (int tries = 0; lost && tries < 5; ++tries)
+    run_threads(2, gda_settings("automatic"), run_once);
+  EXPECT_FALSE(lost);
 }
 
 /// Requests whose doorbell the NIC never sees end at their deadline.
