@@ -48,8 +48,18 @@ constexpr bool sends_unsummed(bool weights_travelled, bool deferred, bool masks_
 /// Value of the `failed` word that a rank which gives up the group writes at every rank: the rank
 /// that it waited for; never 0. `gave_up`: that rank had given the group up before, so that the
 /// cause is in its `failed` word. Otherwise that rank is the cause: it is late, for instance.
-SHOAL_HOST_DEVICE constexpr std::uint64_t failed_word(std::int32_t rank, bool gave_up) {
-  return (static_cast<std::uint64_t>(gave_up) << 32) | (static_cast<std::uint32_t>(rank) + 1);
+/// `other_mode`: the one that writes is in an operation of low-latency mode, that rank in one of
+/// normal mode.
+SHOAL_HOST_DEVICE constexpr std::uint64_t failed_word(std::int32_t rank, bool gave_up,
+                                                      bool other_mode = false) {
+  return (static_cast<std::uint64_t>(other_mode) << 33) |
+         (static_cast<std::uint64_t>(gave_up) << 32) | (static_cast<std::uint32_t>(rank) + 1);
+}
+SHOAL_HOST_DEVICE constexpr bool says_gave_up(std::uint64_t failed_word) {
+  return (failed_word >> 32 & 1) != 0;
+}
+SHOAL_HOST_DEVICE constexpr bool says_other_mode(std::uint64_t failed_word) {
+  return (failed_word >> 33 & 1) != 0;
 }
 
 /// The first cause of the failure of rank `by`, which has given the group up. `word(rank)` is the
@@ -62,7 +72,7 @@ std::int32_t first_cause(std::int32_t by, std::int32_t ranks, const Word& word) 
     const auto named = static_cast<std::uint32_t>(value);
     if (named == 0 || named > static_cast<std::uint32_t>(ranks)) break;
     cause = static_cast<std::int32_t>(named - 1);
-    if (value >> 32 == 0) break;
+    if (!says_gave_up(value)) break;
   }
   return cause;
 }

@@ -208,6 +208,59 @@ TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheRankAndClosesTheGroup) {
       [](ep::GroupOptions& options) { options.timeout = std::chrono::milliseconds(300); });
 }
 
+// At once: a wait that ended by its deadline would be a timeout.
+void expect_mismatch_of_modes(const EpCase& c, std::int32_t odd, bool odd_is_normal, bool combine,
+                              const GpuLowLatencyCall& call) {
+  SCOPED_TRACE(call.describe() + (combine ? " combine" : "") + (odd_is_normal ? " normal" : ""));
+  run_low_latency_group(
+      c,
+      [&](GpuGroup& group) {
+        Round round(group, c, call);
+        round.run();
+        std::optional<ep::LowLatencyReceived> got;
+        if (combine) {
+          got = round.send().receive();
+          round.check(*got);
+          round.write_expert_output();
+        }
+        group.group.synchronize();
+        sync(group.world.team());
+        const bool normal = (group.me == odd) == odd_is_normal;
+        expect_error(Code::mismatch,
+                     normal ? "is in an operation of low-latency mode, which this PE has not called"
+                            : "is in an operation of normal mode, which this PE has not called",
+                     [&] {
+                       if (normal)
+                         (void)group.group.dispatch(round.x(), group.group.route(round.topk()));
+                       else if (combine)
+                         round.combine(*got).receive();
+                       else
+                         (void)round.send().receive();
+                       group.group.synchronize();
+                     });
+        sync(group.world.team());
+      },
+      [&](ep::GroupOptions& options) {
+        options.max_tokens = options_for(c).max_tokens;
+        options.timeout = std::chrono::minutes(1);
+      });
+}
+
+TEST(EpGpuLowLatencyMode, SmallRanksInDifferentModesAllGetAMismatch) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = wide_case(3, 101);
+  if (test_nodes(c.ranks) > 1) GTEST_SKIP() << "between nodes, kernels wait until their deadline";
+  for (const bool odd_is_normal : {false, true}) {
+    for (const Reduction reduction : kReductions)
+      for (const bool defer : kDeferrals)
+        expect_mismatch_of_modes(c, 1, odd_is_normal, true,
+                                 {.reduction = reduction, .defer_receive = defer});
+    for (const bool defer : kDeferrals)
+      expect_mismatch_of_modes(c, 1, odd_is_normal, false, {.defer_receive = defer});
+    expect_mismatch_of_modes(c, 1, odd_is_normal, true, {.log_fmt = true});
+  }
+}
+
 TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = wide_case(3, 83);

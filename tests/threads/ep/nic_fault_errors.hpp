@@ -43,7 +43,7 @@ class NicFaults : public testing::Test {
     context.timeout_setting = timeout_setting();
     context.peer = "(progress)";
     context.network = world(rank).failure(context.pe);
-    return fatal_error(found, context).what();
+    return fatal_error(found, static_cast<Fault>(found.fault), context).what();
   }
   /// The same when requests in flight are complete.
   std::string error_without_network(std::int32_t rank) {

@@ -424,5 +424,56 @@ TEST_P(LowLatencyKernelsWait, ShowARankThatDoesNotCome) {
   EXPECT_GT(wait.since, 0U);
 }
 
+/// The word that rank `owner` raises at rank `of`; `signals` is an offset of DeviceLayout.
+std::uint64_t& signal(Ranks& ranks, std::int32_t of, std::size_t signals, std::int32_t owner) {
+  return *reinterpret_cast<std::uint64_t*>(ranks.block(of) + signals +
+                                           static_cast<std::size_t>(owner) * detail::kLine);
+}
+
+/// What a rank does first in its first normal operation.
+void enter_normal_mode(Ranks& ranks, std::int32_t rank) {
+  for (const std::int32_t to : {0, 1, 2})
+    signal(ranks, to, detail::DeviceLayout(shape_of({})).entered, rank) = 1;
+}
+
+void expect_other_mode(Ranks& ranks, std::int32_t rank, std::int32_t normal) {
+  EXPECT_EQ(ranks.report(rank).fault, static_cast<std::uint32_t>(Fault::other_mode));
+  EXPECT_EQ(ranks.report(rank).rank, normal);
+  for (const std::int32_t other : {0, 1, 2})
+    EXPECT_EQ(signal(ranks, other, detail::DeviceLayout(shape_of({})).failed, rank),
+              detail::failed_word(normal, false, true));
+}
+
+TEST(LowLatencyKernelsOf, EndWhereARankIsInNormalModeInstead) {
+  test::fake_gpu::run_concurrently();
+  for (const bool combine : {false, true}) {
+    Ranks ranks({});
+    if (combine) {
+      ranks.dispatch();
+      ranks.draw_outputs();
+      for (const std::int32_t rank : {0, 1}) ranks.send_combine(rank);
+    } else {
+      ranks.draw();
+      for (const std::int32_t rank : {0, 1}) ranks.send(rank);
+    }
+    enter_normal_mode(ranks, 2);
+    combine ? ranks.receive_combine(0) : ranks.receive(0);
+    expect_other_mode(ranks, 0, 2);
+  }
+}
+
+// A deferred receive may follow a normal operation that another rank has begun.
+TEST(LowLatencyKernelsOf, ReceiveFromARankThatHasSentBeforeItsNormalMode) {
+  test::fake_gpu::run_concurrently();
+  Ranks ranks({});
+  ranks.draw();
+  for (const std::int32_t rank : {0, 1, 2}) ranks.send(rank);
+  enter_normal_mode(ranks, 2);
+  for (const std::int32_t rank : {0, 1, 2}) {
+    ranks.receive(rank);
+    EXPECT_EQ(ranks.report(rank).fault, 0U);
+  }
+}
+
 }  // namespace
 }  // namespace shoal::ep::cuda

@@ -170,6 +170,7 @@ class Ranks {
       group.local_experts = shape_.local_experts;
       group.top_k = c.top_k;
       group.mask_failed = c.masks ? 1 : 0;
+      group.finds_other_mode = rank.remote.count == 0 && !c.masks ? 1 : 0;
       std::memset(rank.block.data() + layout_.slot_weights, 0xff,
                   layout_.combine_weights - layout_.slot_weights);
       std::memset(rank.block.data() + layout_.combine_rows, 0xff,
@@ -190,7 +191,6 @@ class Ranks {
   /// Sets the format of the rows of later dispatches.
   void quantize(Quantize quantize) { quantize_ = quantize; }
 
-  /// Sets the timeout of waits for ranks, and for puts.
   void set_timeout(std::chrono::nanoseconds timeout) {
     for (Rank& rank : ranks_)
       rank.group.timeout_ns = rank.remote.world.timeout_ns =
@@ -209,9 +209,9 @@ class Ranks {
   void receive_combine(std::int32_t rank) {
     receive_combine(ranks_[rank], {.deferred = true}, false);
   }
+  std::byte* block(std::int32_t rank) { return ranks_[rank].block.data(); }
   const FaultReport& report(std::int32_t rank) { return *ranks_[rank].report.data(); }
 
-  /// Later kernels have no record.
   void stop_counting() {
     for (Rank& rank : ranks_) rank.group.record = nullptr;
   }

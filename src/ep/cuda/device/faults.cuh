@@ -37,11 +37,13 @@ enum class Fault : std::uint32_t {
   bad_row,      ///< in CombineOptions::topk_rows
   no_dispatch,  ///< the handle belongs to a dispatch that was refused
   network,      ///< it refused what was to be sent to the rank
+  other_mode,   ///< the rank is in a normal operation and waits for this low-latency one
 };
 
 /// Faults after which the group cannot continue.
 SHOAL_HOST_DEVICE constexpr bool is_fatal(Fault fault) {
-  return fault == Fault::timeout || fault == Fault::peer_failed || fault == Fault::network;
+  return fault == Fault::timeout || fault == Fault::peer_failed || fault == Fault::network ||
+         fault == Fault::other_mode;
 }
 
 /// Faults of indices that the caller gave, which count as none: the operation takes place.

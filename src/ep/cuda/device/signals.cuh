@@ -68,7 +68,10 @@ class Deadline {
  public:
   __device__ Deadline(const DeviceGroup& group, std::int32_t)
       : at_(ptx::globaltimer() + group.timeout_ns) {}
-  __device__ bool is_over(std::uint32_t) const { return ptx::globaltimer() > at_; }
+  /// Why the wait is over; Fault::none: it is not.
+  __device__ Fault fault(std::uint32_t) const {
+    return ptx::globaltimer() > at_ ? Fault::timeout : Fault::none;
+  }
   __device__ std::uint64_t at() const { return at_; }
 
  private:
@@ -76,7 +79,7 @@ class Deadline {
 };
 
 /// Polls until `ready` is true. Returns false, with the reason in `fault`, when the group is
-/// aborted (Fault::none), `rank` has given the group up, or the time is over according to Limit.
+/// aborted (Fault::none), `rank` has given the group up, or the wait is over according to Limit.
 /// Every 64th poll checks these; a wait that ends before reads the clock at most once.
 template <typename Limit = Deadline, typename Ready>
 __device__ bool poll(const DeviceGroup& group, std::int32_t rank, Ready&& ready, Fault& fault,
@@ -92,8 +95,7 @@ __device__ bool poll(const DeviceGroup& group, std::int32_t rank, Ready&& ready,
     fault = Fault::peer_failed;
     if (ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, rank)) != 0)
       return ready();
-    fault = Fault::timeout;
-    if (limit.is_over(polls)) return false;
+    if ((fault = limit.fault(polls)) != Fault::none) return false;
     if (group.record != nullptr)
       show_wait(group, rank, limit.at() - group.timeout_ns, place.word());
   }

@@ -44,9 +44,10 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
   context.pe = state.team.world_pe(group.report->rank);
   context.timeout = state.timeout;
   context.timeout_setting = state.timeout_setting();
+  const std::string refusal = refusal_by(state, *group.report, group.report->rank);
   if (fault == Fault::timeout)
-    context.peer = state.world->progress().describe(context.pe) +
-                   refusal_by(state, *group.report, group.report->rank);
+    context.peer = state.world->progress().describe(context.pe) + refusal;
+  if (fault == Fault::other_mode) context.peer = refusal;
   return context;
 }
 
@@ -56,12 +57,24 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
   group.fault_thrown = true;
   FaultContext context = context_of(group, fault);
   context.network = failure_of_network(group, context.pe);
-  if (const std::int32_t rank = group.report->rank; fault == Fault::peer_failed) {
-    const std::int32_t cause = group.cause_of(rank);
-    context.peer =
-        detail::describe_given_up(state, rank, cause) + refusal_by(state, *group.report, cause);
+  const std::int32_t rank = group.report->rank;
+  // A rank that has ended does not wait in its mode; its end is the failure.
+  if (fault == Fault::other_mode && state.world->health().has_failed(context.pe))
+    fault = Fault::peer_failed;
+  if (fault == Fault::peer_failed) {
+    const bool low_latency = is_low_latency(group.report->phase);
+    if (const auto other = group.in_other_mode(rank, low_latency);
+        other && !state.world->health().has_failed(state.team.world_pe(*other))) {
+      fault = Fault::other_mode;
+      context.pe = state.team.world_pe(*other);
+      context.peer = refusal_by(state, *group.report, *other);
+    } else {
+      const std::int32_t cause = group.cause_of(rank);
+      context.peer =
+          detail::describe_given_up(state, rank, cause) + refusal_by(state, *group.report, cause);
+    }
   }
-  const Error error = fatal_error(*group.report, context);
+  const Error error = fatal_error(*group.report, fault, context);
   state.failure = error.what();
   throw Error(error);
 }
@@ -138,7 +151,7 @@ void CudaGroup::warn_of_unnoticed_fault() {
   log::warn(
       "SHOAL-N546: an ep::Group has failed on the GPU, and no call of it has thrown this yet, as "
       "where only graphs are replayed: {}",
-      fatal_error(*report, context).what());
+      fatal_error(*report, fault, context).what());
 }
 
 void CudaGroup::throw_reported() {

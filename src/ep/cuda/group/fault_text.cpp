@@ -19,10 +19,20 @@ const char* operation_of(Phase phase) {
   return shoal::detail::record::kOperationNames[static_cast<std::size_t>(text_of(phase).operation)];
 }
 
-Error fatal_error(const FaultReport& report, const FaultContext& context) {
+bool is_low_latency(Phase phase) {
+  return std::string_view(operation_of(phase)).starts_with("low_latency");
+}
+
+Error fatal_error(const FaultReport& report, Fault fault, const FaultContext& context) {
   const char* const operation = operation_of(report.phase);
   const std::uint64_t epoch = report.epoch;
-  const auto fault = static_cast<Fault>(report.fault);
+  if (fault == Fault::other_mode)
+    return Error(
+        Code::mismatch,
+        fmt::format("SHOAL-N562: {} (epoch {}) on PE {} of {}: PE {} is in an operation "
+                    "of {} mode, which this PE has not called{}",
+                    operation, epoch, context.me, context.n_pes, context.pe,
+                    is_low_latency(report.phase) ? "normal" : "low-latency", context.peer));
   if (fault == Fault::network)
     return Error(
         context.network ? context.network->code() : Code::timeout,

@@ -18,14 +18,17 @@ struct FaultContext {
   std::chrono::milliseconds timeout{};
   const char* timeout_setting = "";
   std::optional<Error> network;  ///< what the network of this PE reports
-  /// Fault::timeout: the progress of `pe`; Fault::peer_failed: why it has given the group up.
+  /// Fault::timeout: the progress of `pe`; Fault::peer_failed: why it has given the group up;
+  /// Fault::other_mode: the call that it refused, if any.
   std::string peer;
 };
 
 /// "dispatch", of a phase of any mode.
 const char* operation_of(Phase phase);
 
-/// `report.fault` is fatal.
-Error fatal_error(const FaultReport& report, const FaultContext& context);
+bool is_low_latency(Phase phase);
+
+/// Of `fault`, which is fatal and the report's, or what the host has made of that.
+Error fatal_error(const FaultReport& report, Fault fault, const FaultContext& context);
 
 }  // namespace shoal::ep::cuda

@@ -96,6 +96,9 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
   device.local_experts = state.shape.local_experts;
   device.top_k = state.shape.top_k;
   device.mask_failed = state.options.mask_failed ? 1 : 0;
+  // Between nodes a signal may overtake an earlier one. Where ranks are masked, a rank in normal
+  // mode may have ended there, which kernels cannot know.
+  device.finds_other_mode = state.nodes.count == 1 && !state.options.mask_failed ? 1 : 0;
   check(cudaMemsetAsync(mine, 0, device.layout.control_end, stream), "signals of an ep::Group");
   // Empty rows of low-latency mode hold kSentinel.
   check(cudaMemsetAsync(mine + device.layout.normal_end, 0xff,
@@ -240,6 +243,18 @@ std::int32_t CudaGroup::cause_of(std::int32_t rank) const {
   const std::vector<std::uint64_t> words = failed_words();
   return detail::first_cause(rank, state.shape.ranks,
                              [&](std::int32_t by) { return words[static_cast<std::size_t>(by)]; });
+}
+
+std::optional<std::int32_t> CudaGroup::in_other_mode(std::int32_t rank, bool low_latency) const {
+  const std::vector<std::uint64_t> words = failed_words();
+  for (std::int32_t links = 0; links < state.shape.ranks; ++links) {
+    const std::uint64_t word = words[static_cast<std::size_t>(rank)];
+    const std::int32_t named = static_cast<std::int32_t>(static_cast<std::uint32_t>(word)) - 1;
+    if (detail::says_other_mode(word)) return low_latency ? named : rank;
+    if (!detail::says_gave_up(word) || named < 0 || named >= state.shape.ranks) break;
+    rank = named;
+  }
+  return std::nullopt;
 }
 
 std::optional<Error> CudaGroup::on_own_stream(

@@ -92,6 +92,9 @@ struct CudaGroup {
   std::optional<std::int32_t> ask_failed_rank();
   /// The first cause of the failure of `rank`, which has given the group up; reads GPU memory.
   std::int32_t cause_of(std::int32_t rank) const;
+  /// The rank in the other mode, where that is why `rank` has given the group up. `low_latency`:
+  /// the mode of this rank. Reads GPU memory.
+  std::optional<std::int32_t> in_other_mode(std::int32_t rank, bool low_latency) const;
   /// Calls `read` with a stream of its own, which no capture and no kernel holds up.
   std::optional<Error> on_own_stream(
       const std::function<std::optional<Error>(cudaStream_t)>& read) const;

@@ -90,24 +90,33 @@ __device__ inline bool disagreed(const RowWait& rows) {
   return ptx::ld_relaxed_sys_global(rows.dirty + (rows.epoch & 1)) == rows.epoch;
 }
 
-/// True if the wait for rows of `rank` has failed; reports a failure that is not reported yet. Out
-/// of line and without access to the rows, so that the caller keeps the rows in registers.
-__device__ __noinline__ inline bool wait_over(const DeviceGroup& group, const RowWait& rows,
-                                              std::int32_t rank, std::uint64_t deadline) {
-  if (aborted(group) || disagreed(rows)) return true;
-  const bool failed =
-      ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, rank)) != 0;
-  if (!failed && ptx::globaltimer() <= deadline) {
+/// Deadlines of a wait for rows that are no times: the wait has failed; plus a rank, this one is in
+/// normal mode, so that rows of it which the following polls do not find never come.
+inline constexpr std::uint64_t kWaitFailed = 0, kOtherMode = 1;
+
+/// The deadline of a wait for rows of `rank` from now on. Reports a failure that is not reported
+/// yet. Out of line and without access to the rows, so that the caller keeps the rows in registers.
+__device__ __noinline__ inline std::uint64_t check_wait(const DeviceGroup& group,
+                                                        const RowWait& rows, std::int32_t rank,
+                                                        std::uint64_t deadline) {
+  if (aborted(group) || disagreed(rows)) return kWaitFailed;
+  const std::uint64_t other_mode = kOtherMode + static_cast<std::uint32_t>(rank);
+  Fault fault = deadline == other_mode ? Fault::other_mode : Fault::timeout;
+  if (deadline != other_mode && deadline < kOtherMode + kMaxDeviceRanks)  // of another rank
+    deadline = ptx::globaltimer() + group.timeout_ns;
+  if (ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, rank)) != 0)
+    fault = Fault::peer_failed;
+  if (fault == Fault::timeout && ptx::globaltimer() <= deadline) {
+    if (is_in_normal_mode(group, rank)) return other_mode;
     if (group.record != nullptr)
       show_wait(group, rank, deadline - group.timeout_ns,
                 WaitPlace{rows.phase, rows.operation, rows.epoch}.word());
-    return false;
+    return deadline;
   }
-  wait_failed(group, failed ? Fault::peer_failed : Fault::timeout, rows.phase, rows.operation, rank,
-              rows.epoch,
+  wait_failed(group, fault, rows.phase, rows.operation, rank, rows.epoch,
               static_cast<std::uint32_t>(ptx::ld_relaxed_sys_global(
                   rows.notices + rank * (kLine / sizeof(std::uint64_t)))));
-  return true;
+  return kWaitFailed;
 }
 
 /// Loads `data[i]` from at(i) for each bit i of `wanted`, all of them in flight at once. Rows
@@ -125,7 +134,7 @@ __device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_
   for (int i = 0; i < count; ++i)
     if ((wanted >> i & 1) != 0 && !is_written(data[i])) missing |= 1u << i;
   if (missing != 0) {
-    const std::uint64_t deadline = ptx::globaltimer() + group.timeout_ns;
+    std::uint64_t deadline = ptx::globaltimer() + group.timeout_ns;
     for (std::uint32_t polls = 1; missing != 0; ++polls) {
       __nanosleep(kPollNs);
 #pragma unroll
@@ -135,7 +144,7 @@ __device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_
         if (is_written(data[i])) missing &= ~(1u << i);
       }
       if (polls % 64 == 0 && missing != 0 &&
-          wait_over(group, rows, rank(__ffs(missing) - 1), deadline))
+          (deadline = check_wait(group, rows, rank(__ffs(missing) - 1), deadline)) == kWaitFailed)
         return false;
     }
   }

@@ -18,7 +18,16 @@ __device__ inline void mask(const DeviceGroup& group, std::int32_t rank) {
   __threadfence_system();
 }
 
-/// The time limit of a wait in a group that masks ranks.
+/// True if `rank` is in an operation of normal mode that this rank has not called. Such an
+/// operation waits for all ranks, and stores of a rank arrive in their order. So all that the rank
+/// has sent before is there after this call, and what is missing then never comes.
+__device__ inline bool is_in_normal_mode(const DeviceGroup& group, std::int32_t rank) {
+  return group.finds_other_mode != 0 &&
+         ptx::ld_acquire_sys_global(signal_at(group, group.me, group.layout.entered, rank)) >
+             group.memory->epoch;
+}
+
+/// The limit of a wait of low-latency mode: the time, and that the rank is in normal mode.
 ///
 /// A rank that waits for a dead rank is late for the others, which would mask it as well. So a
 /// waiting rank regularly tells the others that it waits for a third rank (a word next to the
@@ -32,16 +41,20 @@ class ExtendedDeadline {
         at_(ptx::globaltimer() + group.timeout_ns),
         seen_(load_word()) {}
 
-  __device__ bool is_over(std::uint32_t polls) {
+  __device__ Fault fault(std::uint32_t polls) {
     constexpr std::uint32_t kPollsPerWord = 1024;  // at most a millisecond
     if (group_.mask_failed != 0 && polls % kPollsPerWord == 0) tell_others();
-    if (ptx::globaltimer() <= at_) return false;
+    // Only the polls after the rank has been seen there prove that it has sent nothing before.
+    if (in_normal_mode_ != 0) return Fault::other_mode;
+    if (is_in_normal_mode(group_, rank_)) in_normal_mode_ = 1;
+    if (ptx::globaltimer() <= at_) return Fault::none;
     const std::uint32_t seen = load_word();
-    if (group_.mask_failed == 0 || seen == seen_ || extensions_ == group_.ranks - 2) return true;
+    if (group_.mask_failed == 0 || seen == seen_ || extensions_ == group_.ranks - 2)
+      return Fault::timeout;
     seen_ = seen;
     extensions_ = extensions_ + 1;
     at_ += group_.timeout_ns;
-    return false;
+    return Fault::none;
   }
   __device__ std::uint64_t at() const { return at_; }
 
@@ -65,6 +78,7 @@ class ExtendedDeadline {
   // Volatile keeps these in local memory: the thread needs its registers for the row in flight.
   volatile std::uint32_t seen_;
   volatile std::int32_t extensions_ = 0;
+  volatile std::uint32_t in_normal_mode_ = 0;
 };
 
 /// Handles a wait for `rank` that failed: masks the rank, or fails the group and ends the waits of
@@ -74,7 +88,8 @@ __device__ inline void wait_failed(const DeviceGroup& group, Fault fault, Phase 
                                    std::uint64_t seen) {
   if (fault == Fault::none) return;
   if (group.mask_failed != 0) return mask(group, rank);
-  const std::uint64_t word = detail::failed_word(rank, fault == Fault::peer_failed);
+  const std::uint64_t word =
+      detail::failed_word(rank, fault == Fault::peer_failed, fault == Fault::other_mode);
   report_fault(group, fault, phase, operation, rank, epoch, seen);
   for (std::int32_t other = 0; other < group.ranks; ++other)
     raise_signal(group, group.layout.failed, other, word);

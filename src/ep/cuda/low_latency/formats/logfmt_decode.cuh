@@ -174,8 +174,9 @@ class LogfmtRows {
         for (std::uint32_t k = 0; k < words; ++k)
           data[k] = ptx::ld_relaxed_sys_global(from + k * place.stride);
       }
-      if (polls % 64 == 63 && !are_written(data)) came = !is_over(group_, epoch_, rank, deadline);
-      came = __all_sync(kWarp, came) != 0;
+      if (polls % 64 == 63 && !are_written(data))
+        deadline = check_sum_wait(group_, epoch_, rank, deadline);
+      came = __all_sync(kWarp, deadline != kWaitFailed) != 0;
     }
     if (place.used) {
 #pragma unroll
@@ -183,10 +184,12 @@ class LogfmtRows {
     }
     return came;
   }
-  __device__ __noinline__ static bool is_over(const DeviceGroup& group, std::uint64_t epoch,
-                                              std::int32_t rank, std::uint64_t deadline) {
-    return wait_over(group, combine_row_wait(group, Phase::low_latency_combine_receive, epoch),
-                     rank, deadline);
+  __device__ __noinline__ static std::uint64_t check_sum_wait(const DeviceGroup& group,
+                                                              std::uint64_t epoch,
+                                                              std::int32_t rank,
+                                                              std::uint64_t deadline) {
+    return check_wait(group, combine_row_wait(group, Phase::low_latency_combine_receive, epoch),
+                      rank, deadline);
   }
 
   /// Takes the groups of rows from `first` on.
