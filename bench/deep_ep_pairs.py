@@ -416,7 +416,9 @@ def measure_low_latency(case, figures):
     figures["low latency: construction, ms"] = 1e3 * (time.perf_counter() - start)
     forms = {"FP8": {"use_fp8": True}, "BF16": {"use_fp8": False}}
     if takes(buffer.low_latency_dispatch, "use_nvfp4", "x_global_scale"):
-        scale = torch.tensor([448 * 6 / float(case.x.abs().max())], device=case.device)
+        largest = case.x.abs().max().float().cpu()
+        dist.all_reduce(largest, dist.ReduceOp.MAX)  # all ranks have one global scale
+        scale = torch.tensor([448 * 6 / float(largest)], device=case.device)
         forms["NVFP4"] = {"use_fp8": False, "use_nvfp4": True, "x_global_scale": scale}
 
     def dispatch(form, **options):

@@ -99,10 +99,6 @@ INTERNALS = {
     # deep_ep's combine holds a stream until a GEMM has signalled; C++ programs use events.
     ("python/bindings/ep/signals.cpp",): ("ep/cuda/low_latency/send/wait_signals.hpp",),
     # deep_ep's low-latency dispatch quantizes received rows; C++ programs have no such call.
-    ("python/bindings/ep/nvfp4.cpp",): (
-        "ep/cuda/low_latency/formats/quantize_nvfp4.hpp",
-        "ep/numeric/nvfp4.hpp",
-    ),
     # deep_ep has forms of a routing that C++ programs do not.
     ("python/bindings/ep/routing_maps.cpp",): ("ep/cuda/normal/routing_maps.hpp",),
     # Experts that quantize as the library's kernels do.

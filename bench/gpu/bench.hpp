@@ -25,11 +25,23 @@ namespace shoal::bench::gpu {
 
 inline constexpr std::size_t kMostCollectiveBytes = std::size_t{256} << 20;
 
+/// A format of low-latency rows that the benchmark's experts read.
+struct RowFormat {
+  const char* name;
+  ep::Quantize quantize;
+  double channel_bytes;  ///< that travel for a channel, its share of the scales included
+};
+inline constexpr RowFormat kFormats[] = {{"bf16", ep::Quantize::none, 2},
+                                         {"fp8", ep::Quantize::fp8, 1 + 4.0 / 128},
+                                         {"mxfp8", ep::Quantize::mxfp8, 1 + 1.0 / 32},
+                                         {"nvfp4", ep::Quantize::nvfp4, 0.5 + 1.0 / 16}};
+
 struct Options {
   Shape shape{
       .tokens = 4096, .iterations = 128, .dropped = 16};  ///< `tokens` when SM counts are swept
   std::int32_t pes = 1;                                   ///< threads; ignored under shoal-run
   std::vector<std::int64_t> tokens{8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
+  std::vector<std::string> formats{"fp8", "bf16"};  ///< low-latency: names of kFormats
   std::vector<std::int32_t> sms{4, 8, 12, 16, 24, 32, 48, 64};
   std::int32_t main_sms = 16;  ///< SMs when token counts are swept
   bool warmup = true;          ///< start: the group is warmed up by a call or by preinitialize
@@ -155,10 +167,10 @@ class Results {
   nlohmann::ordered_json json_;
 };
 
-/// Throws Error{mismatch} naming token and channel when an output is wrong.
+/// Throws Error{mismatch} naming token and channel when an output is wrong. `block`: see compare.
 void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor,
                   const TensorView& size, const ep::detail::CombineError& error,
-                  cudaStream_t stream, const std::string& what);
+                  cudaStream_t stream, const std::string& what, std::int64_t block = 1);
 
 /// float32 [experts] of the factors of experts first .. first + count - 1 (workload.hpp).
 Tensor expert_factors(std::int64_t first, std::int64_t count);

@@ -40,16 +40,28 @@ __global__ void quantize_kernel(const std::uint16_t* x, std::uint8_t* quantized,
   }
 }
 
-/// Rows of either dtype as float.
+/// Rows as float: bfloat16; float8 with float32 scales, or with words of UE8M0 for 32 channels
+/// each; four bits with words of e4m3 for 16 channels each.
 struct Rows {
   const std::uint16_t* bf16 = nullptr;
-  const std::uint8_t* fp8 = nullptr;
+  const std::uint8_t *fp8 = nullptr, *fp4 = nullptr;
   const float* scales = nullptr;
-  std::int64_t scale_stride = 1;  ///< from one scale of a row to the next
+  const std::uint8_t* scale_bytes = nullptr;
+  std::int64_t scale_stride = 1;  ///< from one scale, or word of scales, of a row to the next
 
-  __device__ float at(std::int64_t element, std::int64_t first_scale, std::int64_t channel) const {
-    if (bf16 != nullptr) return widen(bf16[element]);
-    return numeric::decode_e4m3(fp8[element]) * scales[first_scale + channel / 128 * scale_stride];
+  /// `row`, `first_scale`: of the row, in elements of their arrays.
+  __device__ float at(std::int64_t row, std::int64_t first_scale, std::int64_t channel) const {
+    if (bf16 != nullptr) return widen(bf16[row + channel]);
+    if (scales != nullptr)
+      return numeric::decode_e4m3(fp8[row + channel]) *
+             scales[first_scale + channel / 128 * scale_stride];
+    const std::int64_t group = channel / (fp4 != nullptr ? 16 : 32);
+    const std::uint8_t scale =
+        scale_bytes[(first_scale + group / 4 * scale_stride) * 4 + group % 4];
+    if (fp8 != nullptr)
+      return numeric::decode_e4m3(fp8[row + channel]) * numeric::decode_ue8m0(scale);
+    const std::uint32_t code = fp4[row + channel / 2] >> channel % 2 * 4 & 0xfU;
+    return numeric::decode_e2m1(code) * numeric::decode_e4m3(scale);
   }
 };
 
@@ -57,16 +69,20 @@ Rows rows_of(const TensorView& x, const TensorView& scales) {
   Rows rows;
   if (x.dtype == DataType::bfloat16) {
     rows.bf16 = x.as<std::uint16_t>();
-  } else {
-    if (x.dtype != DataType::float8_e4m3 || scales.dtype != DataType::float32)
-      throw Error(
-          Code::invalid_argument,
-          "the benchmark's experts take bfloat16, or float8_e4m3 with float32 scales; got " +
-              x.describe() + " and " + scales.describe());
-    rows.fp8 = x.as<std::uint8_t>();
-    rows.scales = scales.as<float>();
-    rows.scale_stride = scales.strides[static_cast<std::size_t>(scales.rank - 1)];
+    return rows;
   }
+  const bool words = scales.dtype == DataType::int32;
+  if (scales.rank == 0 || (!words && scales.dtype != DataType::float32))
+    throw Error(Code::invalid_argument,
+                "the benchmark's experts take bfloat16, or rows with float32 scales or words of "
+                "scales; got " +
+                    x.describe() + " and " + scales.describe());
+  (x.dtype == DataType::uint8 ? rows.fp4 : rows.fp8) = x.as<std::uint8_t>();
+  if (words)
+    rows.scale_bytes = scales.as<std::uint8_t>();
+  else
+    rows.scales = scales.as<float>();
+  rows.scale_stride = scales.strides[static_cast<std::size_t>(scales.rank - 1)];
   return rows;
 }
 
@@ -85,8 +101,7 @@ __global__ void normal_kernel(Rows x, const std::int64_t* topk_idx, const float*
     }
     for (std::int64_t i = threadIdx.x; i < layout.hidden; i += blockDim.x)
       outputs[row * layout.output_stride + i] =
-          numeric::to_bf16(x.at(row * layout.x_stride + i, row * layout.scale_row, i) * factor)
-              .bits;
+          numeric::to_bf16(x.at(row * layout.x_stride, row * layout.scale_row, i) * factor).bits;
   }
 }
 
@@ -99,7 +114,7 @@ __global__ void low_latency_kernel(Rows x, const int* counts, const float* facto
   const std::int64_t expert = blockIdx.y;
   for (std::int64_t row = blockIdx.x; row < counts[expert]; row += gridDim.x)
     for (std::int64_t i = threadIdx.x; i < layout.hidden; i += blockDim.x) {
-      const float value = x.at(expert * layout.x_expert + row * layout.x_row + i,
+      const float value = x.at(expert * layout.x_expert + row * layout.x_row,
                                expert * layout.scale_expert + row * layout.scale_row, i);
       outputs[expert * layout.output_expert + row * layout.output_row + i] =
           numeric::to_bf16(value * factors[expert]).bits;
@@ -108,14 +123,18 @@ __global__ void low_latency_kernel(Rows x, const int* counts, const float* facto
 
 __global__ void compare_kernel(const std::uint16_t* x, const std::uint16_t* out,
                                const float* factor, const float* size, std::int64_t hidden,
-                               float of_terms, float of_result, unsigned long long* first_bad) {
+                               float of_terms, float of_result, std::int64_t block,
+                               unsigned long long* first_bad) {
   const std::int64_t token = blockIdx.x;
   for (std::int64_t i = threadIdx.x; i < hidden; i += blockDim.x) {
     const std::int64_t at = token * hidden + i;
     const float value = widen(x[at]);
+    float largest = 0;
+    for (std::int64_t j = i / block * block; j < i / block * block + block; ++j)
+      largest = fmaxf(largest, fabsf(widen(x[token * hidden + j])));
     // Negated, so that a NaN is found.
     if (!(fabsf(widen(out[at]) - value * factor[token]) <=
-          (of_terms * size[token] + of_result * fabsf(factor[token])) * fabsf(value)))
+          of_terms * size[token] * largest + of_result * fabsf(factor[token] * value)))
       atomicMin(first_bad, static_cast<unsigned long long>(at));
   }
 }
@@ -154,7 +173,7 @@ void run_experts(cudaStream_t stream, const NormalExperts& a) {
 
 void run_experts(cudaStream_t stream, const LowLatencyExperts& a) {
   const bool scaled = a.scales.defined();
-  const LowLatencyLayout layout{a.x.shape[2],
+  const LowLatencyLayout layout{a.outputs.shape[2],
                                 a.x.strides[0],
                                 a.x.strides[1],
                                 scaled ? a.scales.strides[0] : 0,
@@ -169,11 +188,11 @@ void run_experts(cudaStream_t stream, const LowLatencyExperts& a) {
 
 void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
              const TensorView& factor, const TensorView& size,
-             const ep::detail::CombineError& error, std::uint64_t* first_bad) {
+             const ep::detail::CombineError& error, std::int64_t block, std::uint64_t* first_bad) {
   static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
   compare_kernel<<<blocks(x.shape[0]), kThreads, 0, stream>>>(
       x.as<std::uint16_t>(), out.as<std::uint16_t>(), factor.as<float>(), size.as<float>(),
-      x.shape[1], static_cast<float>(error.of_terms), static_cast<float>(error.of_result),
+      x.shape[1], static_cast<float>(error.of_terms), static_cast<float>(error.of_result), block,
       reinterpret_cast<unsigned long long*>(first_bad));
   check(cudaGetLastError(), "comparing results");
 }

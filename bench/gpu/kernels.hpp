@@ -35,11 +35,12 @@ struct LowLatencyExperts {
 void run_experts(cudaStream_t stream, const LowLatencyExperts& arguments);
 
 /// Finds an element of out that differs from x * factor[token] by more than (error.of_terms *
-/// size[token] + error.of_result * |factor[token]|) * |x|. x, out: bfloat16 [tokens, hidden];
-/// factor, size: float32 [tokens]. Lowers *first_bad (uint64 in device memory) to its index.
+/// size[token] * |largest| + error.of_result * |factor[token] * x|), where `largest` is the largest
+/// x of the `block` channels that share a scale. x, out: bfloat16 [tokens, hidden]; factor, size:
+/// float32 [tokens]. Lowers *first_bad (uint64 in device memory) to its index.
 void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
              const TensorView& factor, const TensorView& size,
-             const ep::detail::CombineError& error, std::uint64_t* first_bad);
+             const ep::detail::CombineError& error, std::int64_t block, std::uint64_t* first_bad);
 
 /// Occupies one thread block for a time: a gap between the two phases of an operation.
 void pause(cudaStream_t stream, std::int64_t nanoseconds);

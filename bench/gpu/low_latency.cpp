@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency.cpp: low-latency mode: FP8 and BF16 dispatch, BF16 combine, by number of tokens.
+// low_latency.cpp: low-latency mode by number of tokens: dispatch in the formats of --format,
+// combine in BF16.
 //
 // Times per point: free-running chains of pairs, with expert outputs in bfloat16 and in LogFMT-10,
 // and of dispatches alone, plain and as replayed graphs; pairs with an event after each operation;
@@ -40,9 +41,9 @@ class LowLatencyBench {
     group_.warmup();
   }
 
-  void measure(std::int64_t tokens, ep::Quantize quantize) {
+  void measure(std::int64_t tokens, const RowFormat& format) {
     tokens_ = tokens;
-    quantize_ = quantize;
+    format_ = &format;
     count_rows();
     check_experts("before the chains");
     time_chains();
@@ -62,7 +63,8 @@ class LowLatencyBench {
   void close() { group_.close(); }
 
  private:
-  bool fp8() const { return quantize_ == ep::Quantize::fp8; }
+  bool quantized() const { return format_->quantize != ep::Quantize::none; }
+  const char* format() const { return format_->name; }
   bool staged() const { return between_nodes_ == "staged"; }
   const DeviceBatch& batch(std::int64_t i) const {
     return batches_[static_cast<std::size_t>(i % kSets)];
@@ -74,7 +76,8 @@ class LowLatencyBench {
 
   ep::PendingDispatch send_dispatch(std::int64_t i) {
     ep::LowLatencyDispatchOptions options;
-    options.quantize = quantize_;
+    options.quantize = format_->quantize;
+    if (quantized()) options.scale_layout = scale_layout_;
     options.defer_receive = deferred_;
     options.launch = launch();
     return group_.low_latency_dispatch(first_rows(batch(i).x, tokens_),
@@ -117,17 +120,13 @@ class LowLatencyBench {
   }
 
   double dispatch_bytes() const {
-    const double scales = static_cast<double>((shape_.hidden + 127) / 128 * 4);
-    return rows_ * (fp8() ? static_cast<double>(shape_.hidden) + scales
-                          : static_cast<double>(shape_.row_bytes()));
+    return rows_ * static_cast<double>(shape_.hidden) * format_->channel_bytes;
   }
   double combine_bytes() const { return rows_ * static_cast<double>(shape_.row_bytes()); }
 
   void add(const char* operation, const char* how, const Timing& timing, double bytes) {
-    Labels labels{{"operation", operation},
-                  {"format", fp8() ? "fp8" : "bf16"},
-                  {"launch", how},
-                  {"tokens", tokens_}};
+    Labels labels{
+        {"operation", operation}, {"format", format()}, {"launch", how}, {"tokens", tokens_}};
     if (!between_nodes_.empty()) labels["between_nodes"] = between_nodes_;
     results_.add(labels, timing, bytes);
   }
@@ -194,6 +193,7 @@ class LowLatencyBench {
   }
 
   void check_experts(const char* when) {
+    scale_layout_ = ep::ScaleLayout::columns;  // which the experts read
     for (std::int32_t set = 0; set < kSets; ++set) {
       const ep::LowLatencyReceived received = send_dispatch(set).receive();
       const TensorView outputs = group_.next_combine_buffer();
@@ -206,13 +206,21 @@ class LowLatencyBench {
       run_experts(stream_.get(), experts);
       send_combine(set, received, outputs).receive();
       finish();
-      check_output(batch(set), output(), batch(set).factor, batch(set).size,
-                   ep::detail::combine_error(ep::detail::low_latency_levels(),
-                                             fp8() || log_fmt_ ? kQuantizedRowError : 0),
-                   stream_.get(),
-                   fmt::format("low latency {} {} tokens, set {}, {}", fp8() ? "fp8" : "bf16",
-                               tokens_, set, when));
+      check_output(
+          batch(set), output(), batch(set).factor, batch(set).size,
+          ep::detail::combine_error(ep::detail::low_latency_levels(), row_error()), stream_.get(),
+          fmt::format("low latency {} {} tokens, set {}, {}", format(), tokens_, set, when),
+          nvfp4() ? 16 : 1);
     }
+    scale_layout_ = ep::ScaleLayout::automatic;
+  }
+
+  bool nvfp4() const { return format_->quantize == ep::Quantize::nvfp4; }
+  /// Of a value; in NVFP4 of the largest of 16: half of the largest step of e2m1, of a scale that
+  /// e4m3 has rounded.
+  double row_error() const {
+    if (nvfp4()) return 17.0 / 96 + ep::detail::kBf16Rounding;
+    return quantized() || log_fmt_ ? kQuantizedRowError : 0;
   }
 
   Peers& peers_;
@@ -225,7 +233,8 @@ class LowLatencyBench {
   std::vector<DeviceBatch> batches_;
   bool deferred_ = false, log_fmt_ = false;
   std::int64_t tokens_ = 0;
-  ep::Quantize quantize_ = ep::Quantize::fp8;
+  const RowFormat* format_ = kFormats;
+  ep::ScaleLayout scale_layout_ = ep::ScaleLayout::automatic;
   double rows_ = 0;
 };
 
@@ -245,8 +254,8 @@ void run_low_latency(World& world, Peers& peers, const Options& options) {
     const std::int64_t size = low_latency_group_size(left.front());
     LowLatencyBench bench(world, peers, options, results, size);
     for (; !left.empty() && left.front() <= size; left.erase(left.begin()))
-      for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::none})
-        bench.measure(left.front(), quantize);
+      for (const std::string& name : options.formats)
+        bench.measure(left.front(), *std::ranges::find(kFormats, name, &RowFormat::name));
     bench.close();
   }
 }

@@ -208,11 +208,11 @@ std::vector<Timing> time_steps(Peers& peers, const Shape& shape, const Steps& st
 
 void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor,
                   const TensorView& size, const ep::detail::CombineError& error,
-                  cudaStream_t stream, const std::string& what) {
+                  cudaStream_t stream, const std::string& what, std::int64_t block) {
   const Tensor& first_bad = batch.first_bad;
   check(cudaMemsetAsync(first_bad.data, 0xff, sizeof(std::uint64_t), stream),
         "clearing the result of a comparison");
-  compare(stream, first_rows(batch.x, out.shape[0]), out, factor, size, error,
+  compare(stream, first_rows(batch.x, out.shape[0]), out, factor, size, error, block,
           first_bad.as<std::uint64_t>());
   std::uint64_t bad = 0;
   check(cudaMemcpyAsync(&bad, first_bad.data, sizeof bad, cudaMemcpyDeviceToHost, stream),

@@ -47,7 +47,12 @@ static_assert(same(SHOAL_NONE, DataType::none) && same(SHOAL_FLOAT32, DataType::
 static_assert(same(SHOAL_HOST, DeviceKind::host) && same(SHOAL_CUDA, DeviceKind::cuda));
 static_assert(same(SHOAL_QUANTIZE_NONE, ep::Quantize::none) && same(SHOAL_FP8, ep::Quantize::fp8) &&
               same(SHOAL_FP8_POWER_OF_TWO, ep::Quantize::fp8_power_of_two) &&
-              same(SHOAL_FP8_UE8M0, ep::Quantize::fp8_ue8m0));
+              same(SHOAL_FP8_UE8M0, ep::Quantize::fp8_ue8m0) &&
+              same(SHOAL_MXFP8, ep::Quantize::mxfp8) && same(SHOAL_NVFP4, ep::Quantize::nvfp4));
+static_assert(same(SHOAL_SCALES_AUTOMATIC, ep::ScaleLayout::automatic) &&
+              same(SHOAL_SCALES_ROWS, ep::ScaleLayout::rows) &&
+              same(SHOAL_SCALES_COLUMNS, ep::ScaleLayout::columns) &&
+              same(SHOAL_SCALES_TILES, ep::ScaleLayout::tiles));
 static_assert(same(SHOAL_REDUCTION_AUTOMATIC, ep::Reduction::automatic) &&
               same(SHOAL_PER_RANK, ep::Reduction::per_rank) &&
               same(SHOAL_EXACT, ep::Reduction::exact));

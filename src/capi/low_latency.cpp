@@ -13,8 +13,12 @@ ep::LowLatencyDispatchOptions low_latency_dispatch_options(
   const shoal_ep_low_latency_dispatch_options defaults = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_low_latency_dispatch_options", given, defaults);
   return {
-      .quantize = enumeration(c.quantize, ep::Quantize::fp8_ue8m0, call,
+      .quantize = enumeration(c.quantize, ep::Quantize::nvfp4, call,
                               "shoal_ep_low_latency_dispatch_options.quantize"),
+      .scale_layout = enumeration(c.scale_layout, ep::ScaleLayout::tiles, call,
+                                  "shoal_ep_low_latency_dispatch_options.scale_layout"),
+      .global_scale = optional_view_of(c.global_scale, call,
+                                       "shoal_ep_low_latency_dispatch_options.global_scale"),
       .tokens_per_expert = optional_view_of(c.expert_counts, call,
                                             "shoal_ep_low_latency_dispatch_options.expert_counts"),
       .wait_ns = optional_view_of(c.wait_ns, call, "shoal_ep_low_latency_dispatch_options.wait_ns"),

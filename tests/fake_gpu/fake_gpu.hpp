@@ -183,6 +183,12 @@ inline unsigned __vmaxu2(unsigned a, unsigned b) {
 inline unsigned __vminu2(unsigned a, unsigned b) {
   return min(a & 0xffffu, b & 0xffffu) | min(a >> 16, b >> 16) << 16;
 }
+inline unsigned __vcmpeq4(unsigned a, unsigned b) {
+  unsigned equal = 0;
+  for (unsigned shift = 0; shift < 32; shift += 8)
+    if ((a >> shift & 0xffu) == (b >> shift & 0xffu)) equal |= 0xffu << shift;
+  return equal;
+}
 inline float __uint_as_float(unsigned bits) {
   return shoal::test::fake_gpu::bits_as<float>(bits);
 }

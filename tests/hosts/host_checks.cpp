@@ -84,7 +84,7 @@ void check_ep(World& world) {
     for (const bool early_weights : {false, true})
       check_low_latency(group, c, ep::Reduction::per_rank, c.seed % 2 == 0, early_weights);
     check_low_latency(group, c, ep::Reduction::exact, c.seed % 2 == 1);
-    check_low_latency_fp8(group, c, ep::Quantize::fp8_ue8m0);
+    check_low_latency_quantized(group, c, ep::Quantize::fp8_ue8m0);
   }
   for (const Load load : {Load::all_to_one, Load::none, Load::some_idle}) {
     c.load = load;

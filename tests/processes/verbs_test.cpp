@@ -55,7 +55,7 @@ void check_ep_internode(World& world) {
     now.seed = seed;
     check_normal(group, now);
     check_low_latency(group, now, ep::Reduction::per_rank, seed % 2 == 0);
-    check_low_latency_fp8(group, now, ep::Quantize::fp8_ue8m0);
+    check_low_latency_quantized(group, now, ep::Quantize::fp8_ue8m0);
   }
   group.close();
 }

@@ -116,6 +116,7 @@ TEST(EpDraws, LowLatencyReachesWhatIsAnnounced) {
       reached.add("two open", step.both_open);
       for (const GpuLowLatencyCall& call : {step.first, step.second}) {
         reached.add("quantize " + std::to_string(static_cast<int>(call.quantize)), true);
+        reached.add("scales " + std::to_string(static_cast<int>(call.scale_layout)), true);
         reached.add("exact", call.reduction == ep::Reduction::exact);
         reached.add("log_fmt", call.log_fmt);
         if (call.log_fmt && call.reduction != ep::Reduction::exact)
@@ -129,9 +130,10 @@ TEST(EpDraws, LowLatencyReachesWhatIsAnnounced) {
     }
   }
   reached.expect_extremes(kShortestRow, kMostSlots);
-  reached.expect_forms({"two open", "quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact",
-                        "log_fmt", "log_fmt sums", "log_fmt rows", "zero copy", "early weights",
-                        "int32 indices", "immediate"});
+  reached.expect_forms({"two open", "quantize 0", "quantize 1", "quantize 2", "quantize 3",
+                        "quantize 4", "quantize 5", "scales 0", "scales 1", "scales 2", "scales 3",
+                        "exact", "log_fmt", "log_fmt sums", "log_fmt rows", "zero copy",
+                        "early weights", "int32 indices", "immediate"});
 }
 
 TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
@@ -188,9 +190,9 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
                        "rank_major int32 indices",
                        "expert_major int32 indices"});
   low_latency.expect_extremes(8, kMostSlots);
-  low_latency.expect_forms({"quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact",
-                            "log_fmt", "log_fmt sums without early weights", "early weights",
-                            "int32 indices"});
+  low_latency.expect_forms({"quantize 0", "quantize 1", "quantize 2", "quantize 3", "quantize 4",
+                            "quantize 5", "exact", "log_fmt", "log_fmt sums without early weights",
+                            "early weights", "int32 indices"});
 }
 
 }  // namespace

@@ -39,8 +39,9 @@ void check_rounds(const EpCase& c, std::uint64_t rounds) {
       check_normal(group, now, {.expert_alignment = static_cast<std::int32_t>(1 + round * 7)});
       check_low_latency(group, now, round % 2 ? ep::Reduction::exact : ep::Reduction::per_rank,
                         round == 2);
-      if (c.hidden % 16 == 0)
-        check_low_latency_fp8(group, now, static_cast<ep::Quantize>(1 + round));
+      const std::vector<ep::Quantize> all = quantizations_for(c.hidden);
+      if (all.size() > 1)
+        check_low_latency_quantized(group, now, all[1 + round % (all.size() - 1)]);
     }
   });
 }

@@ -56,7 +56,7 @@ void check_ep(World& world) {
   for (c.seed = 1; c.seed <= 3; ++c.seed) {
     check_normal(group, c);
     check_low_latency(group, c, ep::Reduction::per_rank, c.seed % 2 == 0);
-    check_low_latency_fp8(group, c, ep::Quantize::fp8_ue8m0);
+    check_low_latency_quantized(group, c, ep::Quantize::fp8_ue8m0);
   }
   group.close();
 }

@@ -71,7 +71,20 @@ typedef struct shoal_ep_combine_options {
 } shoal_ep_combine_options;
 #define SHOAL_EP_COMBINE_OPTIONS_INIT {sizeof(shoal_ep_combine_options), NULL, NULL, 0, NULL, NULL}
 
-enum { SHOAL_QUANTIZE_NONE = 0, SHOAL_FP8 = 1, SHOAL_FP8_POWER_OF_TWO = 2, SHOAL_FP8_UE8M0 = 3 };
+enum {
+  SHOAL_QUANTIZE_NONE = 0,
+  SHOAL_FP8 = 1,
+  SHOAL_FP8_POWER_OF_TWO = 2,
+  SHOAL_FP8_UE8M0 = 3,
+  SHOAL_MXFP8 = 4,
+  SHOAL_NVFP4 = 5
+};
+enum {
+  SHOAL_SCALES_AUTOMATIC = 0,
+  SHOAL_SCALES_ROWS = 1,
+  SHOAL_SCALES_COLUMNS = 2,
+  SHOAL_SCALES_TILES = 3
+};
 enum { SHOAL_REDUCTION_AUTOMATIC = 0, SHOAL_PER_RANK = 1, SHOAL_EXACT = 2 };
 
 typedef struct shoal_ep_low_latency_dispatch_options {
@@ -82,9 +95,21 @@ typedef struct shoal_ep_low_latency_dispatch_options {
   const shoal_ep_launch* launch;
   int32_t quantize;  ///< SHOAL_FP8 and so on
   int32_t defer_receive;
+  const shoal_tensor* global_scale;
+  int32_t scale_layout;  ///< SHOAL_SCALES_ROWS and so on
+  int32_t reserved;
 } shoal_ep_low_latency_dispatch_options;
 #define SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT \
-  {sizeof(shoal_ep_low_latency_dispatch_options), NULL, NULL, NULL, NULL, SHOAL_FP8, 1}
+  {sizeof(shoal_ep_low_latency_dispatch_options),  \
+   NULL,                                           \
+   NULL,                                           \
+   NULL,                                           \
+   NULL,                                           \
+   SHOAL_FP8,                                      \
+   1,                                              \
+   NULL,                                           \
+   SHOAL_SCALES_AUTOMATIC,                         \
+   0}
 
 typedef struct shoal_ep_low_latency_combine_options {
   size_t size;

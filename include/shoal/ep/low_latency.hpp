@@ -22,11 +22,42 @@ struct PendingDispatchState;
 struct PendingCombineState;
 }  // namespace detail
 
-/// The encoding of rows in low-latency dispatch. 128 channels share a scale.
+/// The encoding in which rows of a low-latency dispatch travel and arrive. The sender encodes them.
 ///
-/// none: bfloat16. fp8: e4m3 with float32 scales of amax / 448. fp8_power_of_two: the same, scales
-/// rounded up to powers of two. fp8_ue8m0: those scales as packed UE8M0 exponents.
-enum class Quantize : std::uint8_t { none = 0, fp8, fp8_power_of_two, fp8_ue8m0 };
+/// | name | value of a channel | scale | hidden: a multiple of |
+/// |---|---|---|---|
+/// | none | bfloat16 | | 1 |
+/// | fp8 | e4m3 * scale | float32 amax / 448, of 128 channels | 16 |
+/// | fp8_power_of_two | e4m3 * scale | the same, rounded up to a power of two | 16 |
+/// | fp8_ue8m0 | e4m3 * scale | that power as UE8M0, a byte | 16 |
+/// | mxfp8 | e4m3 * scale | UE8M0, 2^ceil(log2(amax / 448)), of 32 channels | 32 |
+/// | nvfp4 | e2m1 * scale / global | e4m3, amax / 6 * global, of 16 channels | 64 |
+///
+/// amax is the largest magnitude of the channels that share the scale. Values are rounded to
+/// nearest, ties to even, and saturate. Below an amax of 1e-4, fp8, fp8_power_of_two and fp8_ue8m0
+/// use 1e-4; mxfp8 and nvfp4 have no such bound and give channels of zeros the smallest scale. A
+/// NaN or an infinity makes all channels that share its scale NaN.
+///
+/// Largest error of a channel, as a fraction of its amax: e4m3 1/28, with power-of-two scales 1/16
+/// (and 1/16 of the value, where its code is normal); e2m1 17/96, where the scale is normal.
+///
+/// Sources: OCP Microscaling Formats 1.0; NVIDIA, NVFP4.
+enum class Quantize : std::uint8_t { none = 0, fp8, fp8_power_of_two, fp8_ue8m0, mxfp8, nvfp4 };
+
+/// Where the scales of a result lie, with N = R * T rows of an expert and G groups of channels that
+/// share a scale in a row. Scales of one byte lie four to a word, the first group in the lowest
+/// byte, in W = ceil(G / 4) words of a row; bytes without a group are 0.
+///
+/// | layout | float32 | bytes |
+/// |---|---|---|
+/// | rows | float32 [E / R, N, G] | [E / R, N, G], strides {.., 4 * W, 1} |
+/// | columns | float32 [E / R, N, G], strides {.., 1, N} | int32 [E / R, N, W], strides {.., 1, N} |
+/// | tiles | | [E / R, ceil(N / 128), W, 512] |
+///
+/// columns of words are what DeepGEMM reads on SM100. tiles are those of cuBLASLt and CUTLASS: 128
+/// rows by four groups, row r at place 16 * (r % 32) + 4 * (r / 32). Bytes are uint8 for UE8M0 and
+/// float8_e4m3 for nvfp4. automatic: tiles for nvfp4, otherwise columns.
+enum class ScaleLayout : std::uint8_t { automatic = 0, rows, columns, tiles };
 
 /// Where low-latency combine rounds. Each gives the same bits on every backend.
 ///
@@ -53,6 +84,10 @@ class LowLatencyHandle {
 
 struct LowLatencyDispatchOptions {
   Quantize quantize = Quantize::fp8;
+  ScaleLayout scale_layout = ScaleLayout::automatic;
+  /// float32 [1], for nvfp4: `global` there, such as 448 * 6 / amax of all rows; without it 1. The
+  /// same value on all ranks, otherwise Error{mismatch}. Unchanged until the receive.
+  ConstTensorView global_scale{};
   /// int32 [E / R]; optional: the rows received per expert are added to it.
   TensorView tokens_per_expert{};
   /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
@@ -73,11 +108,10 @@ struct LowLatencyDispatchOptions {
 /// The rows that a rank received. Rows 0 to counts[e] - 1 of expert e are valid. The memory belongs
 /// to the group: the receive after next overwrites it.
 struct LowLatencyReceived {
-  Tensor x;  ///< float8_e4m3 or, without quantization, bfloat16 [E / R, R * T, hidden]
-  /// With quantization: float32 [E / R, R * T, ceil(hidden / 128)], or with fp8_ue8m0 int32
-  /// [E / R, R * T, ceil(hidden / 512)]. A decoded row times its scales gives the values; an int32
-  /// holds four UE8M0 codes, the first group in the lowest byte (shoal/numeric.hpp). The row index
-  /// runs fastest in memory: strides {.., 1, R * T}.
+  /// float8_e4m3 or, without quantization, bfloat16 [E / R, R * T, hidden]; with nvfp4 uint8
+  /// [E / R, R * T, hidden / 2], two channels in a byte, the first one in the lower half.
+  Tensor x;
+  /// With quantization: as ScaleLayout says. shoal/numeric.hpp decodes e4m3 and UE8M0.
   std::optional<Tensor> scales;
   Tensor counts;        ///< int32 [E / R]
   Tensor source_token;  ///< int32 [E / R, R * T]: index of the token on its source rank

@@ -229,7 +229,6 @@ void bind_group(nb::module_& module) {
   bind_torch_layouts(module);
   bind_torch_calls(module);
   bind_gate(module);
-  bind_nvfp4(module);
   bind_routing_maps(module);
 }
 

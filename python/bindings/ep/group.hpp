@@ -67,7 +67,6 @@ void bind_elastic(nb::module_& module);
 void bind_hybrid(nb::module_& module);
 void bind_torch_calls(nb::module_& module);
 void bind_gate(nb::module_& module);
-void bind_nvfp4(nb::module_& module);
 void bind_routing_maps(nb::module_& module);
 
 }  // namespace shoal::python

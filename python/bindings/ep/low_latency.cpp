@@ -78,6 +78,10 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
     const std::string_view name = text_of(key);
     if (name == "quantize")
       options.quantize = quantize_from(kCall, value);
+    else if (name == "scale_layout")
+      options.scale_layout = scale_layout_from(kCall, value);
+    else if (name == "global_scale")
+      options.global_scale = phase.arrays.read(value, "global_scale");
     else if (name == "expert_counts")
       options.tokens_per_expert = phase.arrays.write(value, "expert_counts");
     else if (name == "wait_ns")
@@ -259,7 +263,9 @@ void bind_calls(nb::class_<Group>& group) {
           nb::arg("topk_idx") = nb::none(), nb::arg("options"),
           nb::sig(
               "def low_latency_dispatch(self, x: A, topk_idx: shoal.typing.SupportsDLPack, *, "
-              "quantize: str = 'fp8', expert_counts: shoal.typing.SupportsDLPack | None = None, "
+              "quantize: str = 'fp8', scale_layout: str = 'automatic', global_scale: "
+              "shoal.typing.SupportsDLPack | None = None, "
+              "expert_counts: shoal.typing.SupportsDLPack | None = None, "
               "wait_ns: shoal.typing.SupportsDLPack | None = None, weights: "
               "shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
               "defer_receive: bool = True, stream: shoal.typing.Stream | None = None, after: "
@@ -267,7 +273,9 @@ void bind_calls(nb::class_<Group>& group) {
               "0) -> PendingDispatch[A]"),
           "Sends tokens without waiting for other ranks. Collective.\n\n"
           "x: bfloat16 [tokens, hidden]. topk_idx: as for route. quantize: the form in which rows "
-          "travel: none, fp8, fp8_power_of_two or fp8_ue8m0. expert_counts: int32 [local experts]; "
+          "travel: none, fp8, fp8_power_of_two, fp8_ue8m0, mxfp8 or nvfp4. scale_layout: rows, "
+          "columns, or tiles of 128 rows by four groups; automatic: tiles for nvfp4, else columns. "
+          "global_scale: float32 [1], for nvfp4, the same on all ranks. expert_counts: int32 [local experts]; "
           "the receive adds the rows received. wait_ns: int64 [ranks]; the receive adds the "
           "nanoseconds waited. weights: float32 [tokens, top_k], the weights of the combine, which "
           "then saves an exchange. dtype=\"bfloat16\" names the type of x where the array cannot "

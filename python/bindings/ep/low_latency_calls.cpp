@@ -14,6 +14,7 @@ constexpr const char* kCombine = "low_latency_combine";
 constexpr std::int64_t kAny = CallTensors::kAny;
 
 ep::Quantize quantize_of(const LowLatencyCalls::Dispatch& call) {
+  if (is_true(call.use_nvfp4)) return ep::Quantize::nvfp4;
   if (!is_true(call.use_fp8)) return ep::Quantize::none;
   if (is_true(call.use_ue8m0)) return ep::Quantize::fp8_ue8m0;
   return is_true(call.round_scale) ? ep::Quantize::fp8_power_of_two : ep::Quantize::fp8;
@@ -43,7 +44,6 @@ LowLatencyCalls::LowLatencyCalls(std::int64_t ranks, double timeout, const nb::d
       check_sizes_(given["check_sizes"]),
       handle_type_(given["handle_type"]),
       nvfp4_scale_(given["nvfp4_scale"]),
-      nvfp4_(given["nvfp4"]),
       pack_weights_(given["pack_weights"]),
       unpack_weights_(given["unpack_weights"]),
       in_turn_(given["in_turn"]),
@@ -121,24 +121,19 @@ nb::object LowLatencyCalls::send(const Dispatch& call, nb::object& hook) const {
   if (weighted)
     tensors_.take(kDispatch, "topk_weights", call.weights, DataType::float32,
                   {tokens, shape.top_k});
-  nb::object scale = nb::none();
   if (nvfp4) {
     native_assert(!is_true(call.use_fp8), "{}: use_nvfp4=True needs use_fp8=False", kDispatch);
-    scale = nvfp4_scale_(kDispatch, call.global_scale);
+    options.global_scale =
+        kept.take_optional(tensors_, kDispatch, "x_global_scale",
+                           nvfp4_scale_(kDispatch, call.global_scale), DataType::float32, {1});
   }
   tensors_.follow(options.launch);
   const nb::object group = group_for(shape);
   const Sent sent = send_rows(group, rows, indices, options, std::move(kept));
-  nb::object received = sent.arrays->rows;
   nb::list steps;  // of the receive
   steps.append(sent.call);
-  if (nvfp4) {
-    const nb::object made = nvfp4_(received, sent.arrays->counts, scale);
-    received = made[0];
-    steps.append(made[1]);
-  }
   const nb::object handle = handle_of(handle_type_, *sent.arrays, sent.call);
-  nb::object results = nb::make_tuple(received, sent.arrays->counts);
+  nb::object results = nb::make_tuple(sent.arrays->rows, sent.arrays->counts);
   if (weighted) {
     // A second dispatch with the same routing, whose rows therefore have the same places.
     const nb::object words = pack_weights_(call.topk_idx, call.weights);

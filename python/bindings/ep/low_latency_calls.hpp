@@ -21,9 +21,8 @@ class LowLatencyCalls {
   /// timeout: of waits for signals, in seconds. given: what CallTensors takes, and
   /// group (hidden, top_k, experts, max_tokens): a LowLatencyGroup; check_sizes (call, max_tokens,
   /// hidden, experts); handle_type: of the tuple of DeepEP; empty (shape, strides, dtype);
-  /// nvfp4_scale (call, scale): the scalar that counts; nvfp4 (rows, counts, scale): (result,
-  /// function that fills it); pack_weights (topk_idx, weights): rows that carry them;
-  /// unpack_weights (rows, top_k): (weights, source ranks, function that fills them); in_turn
+  /// nvfp4_scale (call, scale): float32 [1], the scale that counts, or None; pack_weights
+  /// (topk_idx, weights): rows that carry them; unpack_weights (rows, top_k): (weights, source ranks, function that fills them); in_turn
   /// (functions): a function; traced (name, function): the function in a profiler range; used_here
   /// (tensor): records the use on the current stream.
   LowLatencyCalls(std::int64_t ranks, double timeout, const nb::dict& given);
@@ -76,8 +75,8 @@ class LowLatencyCalls {
   CallTensors tensors_;
   std::int64_t ranks_;
   double timeout_;
-  nb::object group_, check_sizes_, handle_type_, nvfp4_scale_, nvfp4_, pack_weights_,
-      unpack_weights_, in_turn_, traced_, used_here_;
+  nb::object group_, check_sizes_, handle_type_, nvfp4_scale_, pack_weights_, unpack_weights_,
+      in_turn_, traced_, used_here_;
   mutable TensorMaker maker_;
   mutable std::vector<Known> groups_;
 };

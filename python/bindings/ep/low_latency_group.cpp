@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "low_latency_group.hpp"
 
+#include <nanobind/stl/vector.h>
+
 #include "../docs.hpp"
 #include "../world/symmetric_array.hpp"
 #include "shoal/world.hpp"
@@ -8,11 +10,21 @@
 namespace shoal::python {
 namespace {
 
-constexpr std::array kForms{ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::fp8_ue8m0};
+constexpr std::array kForms{ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::fp8_ue8m0,
+                            ep::Quantize::nvfp4};
 
 std::size_t form_of(ep::Quantize quantize) {
   if (quantize == ep::Quantize::none) return 0;
+  if (quantize == ep::Quantize::nvfp4) return 3;
   return quantize == ep::Quantize::fp8_ue8m0 ? 2 : 1;
+}
+
+/// NVFP4 rows as DeepEP's branches return them: values [rows, hidden / 2, experts] and scales [32,
+/// 4, row tiles, 4, group tiles, experts], contiguous by expert.
+nb::tuple nvfp4_rows(const nb::object& values, const nb::object& scales) {
+  const auto shape = nb::cast<std::vector<std::int64_t>>(scales.attr("shape"));
+  const nb::object tiles = scales.attr("view")(shape[0], shape[1], shape[2], 32, 4, 4);
+  return nb::make_tuple(values.attr("permute")(1, 2, 0), tiles.attr("permute")(3, 4, 1, 5, 2, 0));
 }
 
 }  // namespace
@@ -25,9 +37,12 @@ LowLatencyGroup::LowLatencyGroup(nb::handle_t<Group> group, const nb::object& fr
       options_(group_->options()),
       local_experts_(group_->local_experts()),
       rows_(group_->team().size() * options_.low_latency_max_tokens) {
+  constexpr std::int64_t kChannels = 64;  // of which all forms take multiples
   for (std::size_t form = 0; form < kForms; ++form)
-    for (Arrays& arrays : arrays_[form])
+    for (Arrays& arrays : arrays_[form]) {
+      if (form != 0 && options_.hidden % kChannels != 0) continue;
       arrays = receive_empty(form, reinterpret_cast<Stream>(stream));
+    }
 }
 
 LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, Stream stream) {
@@ -55,7 +70,10 @@ LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, Stream 
         from_dlpack_(nb::cast<Group&>(owner_).result(nullptr, std::move(of), stream).get()));
   };
   Arrays arrays{tensor(received.x), tensor(received.counts), {}, x};
-  if (scaled) arrays.rows = nb::make_tuple(arrays.rows, tensor(*received.scales));
+  if (options.quantize == ep::Quantize::nvfp4)
+    arrays.rows = nvfp4_rows(arrays.rows, tensor(*received.scales));
+  else if (scaled)
+    arrays.rows = nb::make_tuple(arrays.rows, tensor(*received.scales));
   // The tuple that a handle is made of, in a tuple of arguments.
   arrays.entries = nb::make_tuple(
       nb::make_tuple(tensor(received.source_token), tensor(received.layout),

@@ -44,7 +44,8 @@ class KeptTensors {
 
 class LowLatencyGroup {
  public:
-  static constexpr std::size_t kForms = 3;  ///< bfloat16, float8, and float8 with packed scales
+  /// bfloat16, float8, float8 with packed scales, and NVFP4.
+  static constexpr std::size_t kForms = 4;
 
   /// The tensors of a received dispatch.
   struct Arrays {

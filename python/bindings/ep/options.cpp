@@ -101,10 +101,24 @@ ep::Quantize quantize_from(std::string_view call, nb::handle given) {
   if (name == "fp8") return ep::Quantize::fp8;
   if (name == "none") return ep::Quantize::none;
   if (name == "fp8_power_of_two") return ep::Quantize::fp8_power_of_two;
-  require(name == "fp8_ue8m0", Code::invalid_argument,
-          "{}: quantize \"{}\"; allowed: \"none\", \"fp8\", \"fp8_power_of_two\", \"fp8_ue8m0\"",
+  if (name == "fp8_ue8m0") return ep::Quantize::fp8_ue8m0;
+  if (name == "mxfp8") return ep::Quantize::mxfp8;
+  require(name == "nvfp4", Code::invalid_argument,
+          "{}: quantize \"{}\"; allowed: \"none\", \"fp8\", \"fp8_power_of_two\", "
+          "\"fp8_ue8m0\", \"mxfp8\", \"nvfp4\"",
           call, name);
-  return ep::Quantize::fp8_ue8m0;
+  return ep::Quantize::nvfp4;
+}
+
+ep::ScaleLayout scale_layout_from(std::string_view call, nb::handle given) {
+  const auto name = argument<std::string>(call, "scale_layout", given);
+  if (name == "automatic") return ep::ScaleLayout::automatic;
+  if (name == "rows") return ep::ScaleLayout::rows;
+  if (name == "columns") return ep::ScaleLayout::columns;
+  require(name == "tiles", Code::invalid_argument,
+          "{}: scale_layout \"{}\"; allowed: \"automatic\", \"rows\", \"columns\", \"tiles\"", call,
+          name);
+  return ep::ScaleLayout::tiles;
 }
 
 void read_launch(std::string_view call, std::string_view name, nb::handle value,

@@ -22,8 +22,11 @@ nb::dict to_dict(const ep::GroupOptions& options);
 /// "host" or "cuda". Throws Error{invalid_argument} for other values.
 DeviceKind heap_from(std::string_view call, nb::handle given);
 
-/// "none", "fp8", "fp8_power_of_two" or "fp8_ue8m0". Throws Error{invalid_argument} for others.
+/// "none", "fp8", "fp8_power_of_two", "fp8_ue8m0", "mxfp8" or "nvfp4". Throws
+/// Error{invalid_argument} for others.
 ep::Quantize quantize_from(std::string_view call, nb::handle given);
+/// "automatic", "rows", "columns" or "tiles". Likewise.
+ep::ScaleLayout scale_layout_from(std::string_view call, nb::handle given);
 
 /// Sets what stream=, after=, done= or sms= of a call gives. Streams and events are numbers or
 /// objects of torch. Throws Error{invalid_argument} for an event that has no cudaEvent_t yet and

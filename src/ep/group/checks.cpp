@@ -12,6 +12,7 @@
 #include "ep/group/aligned_rows.hpp"
 #include "ep/group/modes.hpp"
 #include "ep/plan/limits.hpp"
+#include "ep/plan/row_format.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -254,6 +255,40 @@ void check_wait_ns(const GroupState& group, const char* call, const ConstTensorV
 
 }  // namespace
 
+namespace {
+
+/// The options of a low-latency dispatch that say how rows are encoded.
+void check_row_format(const GroupState& group, const char* call,
+                      const LowLatencyDispatchOptions& options) {
+  const Quantize quantize = options.quantize;
+  require(quantize <= Quantize::nvfp4, Code::invalid_argument,
+          "SHOAL-N584: {}: quantize has the unknown value {}; allowed: 0 (none) to {} (nvfp4)",
+          call, static_cast<int>(quantize), static_cast<int>(Quantize::nvfp4));
+  const char* const name = name_of(quantize);
+  require(group.shape.hidden % hidden_multiple(quantize) == 0, Code::invalid_argument,
+          "SHOAL-N580: {}: hidden is {}; rows in {} must be a multiple of {} channels", call,
+          group.shape.hidden, name, hidden_multiple(quantize));
+  require(options.scale_layout <= ScaleLayout::tiles, Code::invalid_argument,
+          "SHOAL-N584: {}: scale_layout has the unknown value {}; allowed: 0 (automatic) to {} "
+          "(tiles)",
+          call, static_cast<int>(options.scale_layout), static_cast<int>(ScaleLayout::tiles));
+  require(options.scale_layout != ScaleLayout::tiles || has_byte_scales(quantize),
+          Code::invalid_argument,
+          "SHOAL-N582: {}: scale_layout is tiles, which needs scales of one byte: fp8_ue8m0, mxfp8 "
+          "or nvfp4; quantize is {}",
+          call, name);
+  if (!options.global_scale.defined()) return;
+  require(quantize == Quantize::nvfp4, Code::invalid_argument,
+          "SHOAL-N582: {}: global_scale is for nvfp4; quantize is {}", call, name);
+  check_tensor(group, call, "global_scale", options.global_scale, {1}, {DataType::float32});
+  if (group.device.kind != DeviceKind::host) return;
+  const float scale = *options.global_scale.as<float>();
+  require(scale > 0 && scale <= std::numeric_limits<float>::max(), Code::invalid_argument,
+          "SHOAL-N583: {}: global_scale is {}; allowed: positive and finite", call, scale);
+}
+
+}  // namespace
+
 void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& x,
                                 const ConstTensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options) {
@@ -263,13 +298,7 @@ void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& 
   check_topk(topk_idx, group.shape, group.device, group.shape.low_latency_max_tokens, call);
   check_tensor(group, call, "x", x, {topk_idx.shape[0], group.shape.hidden}, {DataType::bfloat16});
   check_row_address(call, "x", x);
-  require(options.quantize <= Quantize::fp8_ue8m0, Code::invalid_argument,
-          "SHOAL-N584: {}: quantize has the unknown value {}; allowed: 0 (none) to {} (fp8_ue8m0)",
-          call, static_cast<int>(options.quantize), static_cast<int>(Quantize::fp8_ue8m0));
-  require(options.quantize == Quantize::none || group.shape.hidden % 16 == 0,
-          Code::invalid_argument,
-          "SHOAL-N580: {}: hidden is {}; float8 rows must be a multiple of 16 bytes", call,
-          group.shape.hidden);
+  check_row_format(group, call, options);
   if (options.tokens_per_expert.defined())
     check_tensor(group, call, "tokens_per_expert (in C and Python expert_counts)",
                  options.tokens_per_expert, {group.shape.local_experts}, {DataType::int32});

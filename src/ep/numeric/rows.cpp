@@ -101,6 +101,42 @@ void unpack_ue8m0(std::span<const std::int32_t> words, std::span<float> inverse_
     inverse_scales[g] = ue8m0_scale(words[g / 4], g);
 }
 
+void quantize_mxfp8_row(std::span<const Bf16> row, std::span<std::uint8_t> codes,
+                        std::span<std::uint8_t> scales) {
+  for (std::size_t group = 0; group < scales.size(); ++group) {
+    const std::size_t first = group * kMxGroup, end = std::min(first + kMxGroup, row.size());
+    const MxScale scale = mx_scale(max_magnitude(row.subspan(first, end - first)));
+    scales[group] = scale.code;
+    for (std::size_t i = first; i < end; ++i)
+      codes[i] = encode_e4m3(mul(to_float(row[i]), scale.quantize));
+  }
+}
+
+void dequantize_mxfp8_row(std::span<const std::uint8_t> codes, std::span<const std::uint8_t> scales,
+                          std::span<float> row) {
+  for (std::size_t i = 0; i < row.size(); ++i)
+    row[i] = mul(decode_e4m3(codes[i]), decode_ue8m0(scales[i / kMxGroup]));
+}
+
+void quantize_nvfp4_row(std::span<const Bf16> row, float global, std::span<std::uint8_t> codes,
+                        std::span<std::uint8_t> scales) {
+  for (std::size_t group = 0; group < scales.size(); ++group) {
+    const std::size_t first = group * kNvfp4Group;
+    const Nvfp4Scale scale = nvfp4_scale(max_magnitude(row.subspan(first, kNvfp4Group)), global);
+    scales[group] = scale.code;
+    for (std::size_t i = first; i < first + kNvfp4Group; i += 2)
+      codes[i / 2] = static_cast<std::uint8_t>(encode_nvfp4(row[i].bits, scale.divisor) |
+                                               encode_nvfp4(row[i + 1].bits, scale.divisor) << 4);
+  }
+}
+
+void dequantize_nvfp4_row(std::span<const std::uint8_t> codes, std::span<const std::uint8_t> scales,
+                          float global, std::span<float> row) {
+  for (std::size_t i = 0; i < row.size(); ++i)
+    row[i] = mul(decode_e2m1(codes[i / 2] >> (4 * (i % 2)) & 0xfU),
+                 div(decode_e4m3(scales[i / kNvfp4Group]), global));
+}
+
 void logfmt_encode_block(std::span<const Bf16> values, std::span<const LogfmtGroup> groups,
                          std::byte* bytes) {
   LogfmtScale scale{};

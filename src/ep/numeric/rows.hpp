@@ -8,6 +8,7 @@
 #include <span>
 
 #include "ep/numeric/logfmt.hpp"
+#include "ep/numeric/nvfp4.hpp"
 
 namespace shoal::ep::numeric {
 
@@ -35,6 +36,19 @@ void dequantize_row(std::span<const std::uint8_t> codes, std::span<const float> 
 /// (ScaleRounding::power_of_two).
 void pack_ue8m0(std::span<const float> inverse_scales, std::span<std::int32_t> words);
 void unpack_ue8m0(std::span<const std::int32_t> words, std::span<float> inverse_scales);
+
+/// Quantizes a row to MXFP8: a code for each channel, a scale for each kMxGroup of them.
+void quantize_mxfp8_row(std::span<const Bf16> row, std::span<std::uint8_t> codes,
+                        std::span<std::uint8_t> scales);
+void dequantize_mxfp8_row(std::span<const std::uint8_t> codes, std::span<const std::uint8_t> scales,
+                          std::span<float> row);
+
+/// Quantizes a row to NVFP4: two channels in a byte of `codes`, the first one in the lower half,
+/// and a scale for each kNvfp4Group of channels.
+void quantize_nvfp4_row(std::span<const Bf16> row, float global, std::span<std::uint8_t> codes,
+                        std::span<std::uint8_t> scales);
+void dequantize_nvfp4_row(std::span<const std::uint8_t> codes, std::span<const std::uint8_t> scales,
+                          float global, std::span<float> row);
 
 /// Packs one block of a castable row: logfmt_bytes(values.size()) bytes. `groups` are those of the
 /// block.

@@ -14,6 +14,7 @@
 namespace shoal::ep::numeric {
 
 inline constexpr std::size_t kGroupChannels = 128;
+inline constexpr std::size_t kMxGroup = 32;    ///< channels that share a scale in MXFP8
 inline constexpr float kSmallestAmax = 1e-4f;  ///< keeps the scale finite for groups of zeros
 
 /// Groups of a row of `hidden` channels; the last one may be shorter.
@@ -62,6 +63,19 @@ SHOAL_HOST_DEVICE inline Scale scale_of(float amax, ScaleRounding rounding) {
   if (rounding == ScaleRounding::none) return {div(kE4m3Max, raised), div(raised, kE4m3Max)};
   const std::int32_t exponent = scale_exponent(raised);
   return {power_of_two(-exponent), power_of_two(exponent)};
+}
+
+/// The scale of a group of MXFP8 (OCP Microscaling Formats 1.0, with the exponent rounded up so
+/// that no value saturates), by its largest magnitude.
+struct MxScale {
+  std::uint8_t code;  ///< UE8M0
+  float quantize;     ///< multiplies values before encoding
+};
+SHOAL_HOST_DEVICE inline MxScale mx_scale(float amax) {
+  if (bits_of(amax) >= kInfinityBits) return {0xff, float_of(kQuietNanBits)};
+  // Subnormal magnitudes have the exponent of the smallest scale, or a lower one.
+  const std::int32_t exponent = scale_exponent(amax) < -127 ? -127 : scale_exponent(amax);
+  return {static_cast<std::uint8_t>(exponent + 127), power_of_two(-exponent)};
 }
 
 /// UE8M0: the exponent bits of a power of two; 0xff for NaN.

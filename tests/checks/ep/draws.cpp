@@ -12,6 +12,7 @@ namespace {
 
 using ep::Quantize;
 using ep::Reduction;
+using ep::ScaleLayout;
 
 /// The dimension that a seed keeps at its maximum. no_tokens: no rank has tokens.
 enum class Kept : std::uint64_t { hidden, experts, tokens, top_k, no_tokens, nothing };
@@ -73,6 +74,19 @@ class Shapes : protected Draws {
   std::int64_t size(Kept which, std::int64_t least, std::int64_t most) {
     if (kept_by(seed_) == which) return most;
     return pick(0, 1) == 1 ? pick(least, most) : log_pick(least, most);
+  }
+
+  /// A quantization that rows of `hidden` channels can have, or none.
+  Quantize quantize(std::int64_t hidden) {
+    const std::vector<Quantize> all = quantizations_for(hidden);
+    return all[static_cast<std::size_t>(pick(0, static_cast<std::int64_t>(all.size()) - 1))];
+  }
+  ScaleLayout scale_layout(Quantize quantize) {
+    if (quantize == Quantize::none) return ScaleLayout::automatic;
+    if (quantize < Quantize::fp8_ue8m0)
+      return one_of(ScaleLayout::automatic, ScaleLayout::rows, ScaleLayout::columns);
+    return one_of(ScaleLayout::automatic, ScaleLayout::rows, ScaleLayout::columns,
+                  ScaleLayout::tiles);
   }
 
   static void set_tokens(EpCase& c, std::int64_t most) {
@@ -175,7 +189,7 @@ class LowLatency : Shapes {
       const std::int64_t channels = c.ranks * tokens * eighths * 8;
       return channels * experts * c.ranks > kMostResult || channels * c.top_k > kMostSent;
     });
-    if (pick(0, 1) == 1) eighths += eighths % 2;  // float8 requires multiples of 16 channels
+    if (pick(0, 1) == 1) eighths = (eighths + 7) / 8 * 8;  // every format takes 64 channels
     c.hidden = 8 * eighths;
     c.experts = c.ranks * static_cast<std::int32_t>(experts);
     set_tokens(c, tokens);
@@ -191,9 +205,8 @@ class LowLatency : Shapes {
  private:
   GpuLowLatencyCall call(const EpCase& c) {
     GpuLowLatencyCall call;
-    if (c.hidden % 16 == 0)
-      call.quantize =
-          one_of(Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two, Quantize::fp8_ue8m0);
+    call.quantize = quantize(c.hidden);
+    call.scale_layout = scale_layout(call.quantize);
     call.reduction = one_of(Reduction::automatic, Reduction::per_rank, Reduction::exact);
     call.log_fmt = pick(0, 2) == 0;
     call.zero_copy = !call.log_fmt && pick(0, 1) == 1;
@@ -240,9 +253,10 @@ class Compared : Shapes {
     });
     for (int i = 0; i < 4; ++i) {
       LowLatencyForm form;
-      if (c.hidden % 16 == 0)
-        form.quantize =
-            one_of(Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two, Quantize::fp8_ue8m0);
+      form.quantize = quantize(c.hidden);
+      form.scale_layout = form.quantize == Quantize::none
+                              ? ScaleLayout::automatic
+                              : one_of(ScaleLayout::rows, ScaleLayout::columns);
       form.reduction = one_of(Reduction::per_rank, Reduction::exact);
       form.log_fmt = pick(0, 1) == 1;
       form.early_weights = pick(0, 1) == 1;
@@ -263,7 +277,7 @@ class Compared : Shapes {
                           {experts, 1, kept_by(seed_) == Kept::experts},
                           {tokens, 1, kept_by(seed_) == Kept::tokens}};
     shrink(*this, sizes, [&] { return too_much(eighths, experts, tokens); });
-    if (pick(0, 1) == 1) eighths += eighths % 2;  // float8 requires multiples of 16 channels
+    if (pick(0, 1) == 1) eighths = (eighths + 7) / 8 * 8;  // every format takes 64 channels
     c.hidden = 8 * eighths;
     c.experts = c.ranks * static_cast<std::int32_t>(experts);
     set_tokens(c, tokens);

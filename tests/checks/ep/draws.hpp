@@ -76,6 +76,7 @@ NormalComparison draw_normal_comparison(std::uint64_t seed);
 
 struct LowLatencyForm {
   ep::Quantize quantize = ep::Quantize::none;
+  ep::ScaleLayout scale_layout = ep::ScaleLayout::automatic;
   ep::Reduction reduction = ep::Reduction::per_rank;
   bool log_fmt = false, early_weights = false, int32_topk = false;
   bool defer_receive = true;  ///< of the combine

@@ -26,13 +26,16 @@ TensorView as_rows(const TensorView& tensor) {
 }  // namespace
 
 TensorView as_stored(const TensorView& scales) {
-  TensorView view(scales.data, scales.dtype, {scales.shape[0], scales.shape[2], scales.shape[1]});
+  const std::int64_t count = scales.shape[0] * scales.strides[0];
+  TensorView view(scales.data, DataType::uint8,
+                  {count * static_cast<std::int64_t>(size_of(scales.dtype))});
   view.device = scales.device;
   return view;
 }
 
 std::string GpuLowLatencyCall::describe() const {
-  return fmt::format("quantize {} reduction {} sms {}{}{}{}{}{}{}{}", static_cast<int>(quantize),
+  return fmt::format("quantize {} layout {} reduction {} sms {}{}{}{}{}{}{}{}",
+                     static_cast<int>(quantize), static_cast<int>(scale_layout),
                      static_cast<int>(reduction), launch.sms, log_fmt ? " log_fmt" : "",
                      zero_copy ? " zero_copy" : "", early_weights ? " early weights" : "",
                      int32_topk ? " int32 topk" : "", out ? " out" : "", padded ? " padded" : "",
@@ -48,6 +51,8 @@ GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c,
   x_ = owner.tensors.upload(rows_on_host());
   topk_ = owner.tensors.upload(topk_on_host());
   weights_ = owner.tensors.upload(weights_on_host());
+  if (call.quantize == ep::Quantize::nvfp4)
+    global_ = owner.tensors.upload(ConstTensorView(&kGlobalScale, DataType::float32, {1}));
   if (!call.out) return;
   out_memory_ = owner.tensors.empty(DataType::bfloat16,
                                     {tokens_ + 1, c.hidden});  // the last row must stay as it is
@@ -64,9 +69,12 @@ void GpuLowLatencyRound::run() {
 }
 
 ep::PendingDispatch GpuLowLatencyRound::send() {
-  ep::LowLatencyDispatchOptions options{
-      .quantize = call_.quantize, .defer_receive = call_.defer_receive, .launch = call_.launch};
+  ep::LowLatencyDispatchOptions options{.quantize = call_.quantize,
+                                        .scale_layout = call_.scale_layout,
+                                        .defer_receive = call_.defer_receive,
+                                        .launch = call_.launch};
   if (call_.early_weights) options.weights = weights_;
+  if (global_.defined()) options.global_scale = global_;
   return owner_.group.low_latency_dispatch(x_, topk_, options);
 }
 
@@ -74,7 +82,9 @@ void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
   const bool quantized = call_.quantize != ep::Quantize::none;
   expect(got.scales.has_value() == quantized,
          "scales are " + got.scales.value_or(Tensor()).describe());
-  expect(got.x.dtype == (quantized ? DataType::float8_e4m3 : DataType::bfloat16),
+  expect(got.x.dtype == (!quantized                              ? DataType::bfloat16
+                         : call_.quantize == ep::Quantize::nvfp4 ? DataType::uint8
+                                                                 : DataType::float8_e4m3),
          "x is " + got.x.describe());
   owner_.settle();
   host_ = {};
@@ -98,7 +108,7 @@ Tensor GpuLowLatencyRound::expert_output_on_host() const {
   Tensor y =
       Tensor::empty(DataType::bfloat16, {case_.local_experts(), host_.x.shape[1], case_.hidden});
   std::memset(y.data, 0xff, y.bytes());
-  write_low_latency_expert_output(case_, owner_.me, host_, y);
+  write_low_latency_expert_output(case_, owner_.me, host_, y, call_.quantize);
   return y;
 }
 
@@ -129,7 +139,7 @@ ep::PendingCombine GpuLowLatencyRound::combine(const ep::LowLatencyReceived& got
 
 void GpuLowLatencyRound::check(const Tensor& out) {
   Travels travels;
-  if (call_.quantize != ep::Quantize::none) travels.to_experts = float8_travel(call_.quantize);
+  if (call_.quantize != ep::Quantize::none) travels.to_experts = quantized_travel(call_.quantize);
   if (call_.log_fmt) {
     const bool internode = case_.nodes > 1 || test_nodes(case_.ranks) > 1;
     travels.back = log_fmt_travel();

@@ -18,6 +18,7 @@ inline constexpr bool kDeferrals[] = {true, false};
 /// Options of a round that its case does not hold; the same on all ranks.
 struct GpuLowLatencyCall {
   ep::Quantize quantize = ep::Quantize::none;
+  ep::ScaleLayout scale_layout = ep::ScaleLayout::automatic;
   ep::Reduction reduction = ep::Reduction::per_rank;
   bool log_fmt = false;
   bool zero_copy = false;
@@ -38,7 +39,7 @@ struct GpuLowLatencyCall {
   std::string describe() const;
 };
 
-/// The memory of scales, [experts, n, rows].
+/// The memory of scales, as uint8 [bytes].
 TensorView as_stored(const TensorView& scales);
 
 /// Dispatch, experts and combine, each compared bit by bit. The parts can be called separately.
@@ -86,7 +87,7 @@ class GpuLowLatencyRound {
   EpCase case_;
   GpuLowLatencyCall call_;
   const std::int64_t tokens_;
-  Tensor x_, topk_, weights_, out_memory_, ordinary_y_;
+  Tensor x_, topk_, weights_, global_, out_memory_, ordinary_y_;
   TensorView out_{}, y_{};
   ep::LowLatencyReceived host_;
 };

@@ -131,53 +131,129 @@ std::span<const numeric::Bf16> as_numeric(std::span<const std::uint16_t> row) {
   return {reinterpret_cast<const numeric::Bf16*>(row.data()), row.size()};
 }
 
-/// Scale `g` of a received float8 row.
-float scale_at(const TensorView& scales, std::int64_t expert, std::int64_t row, std::int64_t g) {
-  const bool packed = scales.dtype == DataType::int32;
-  const std::int64_t at = expert * scales.strides[0] + row * scales.strides[1] +
-                          (packed ? g / 4 : g) * scales.strides[2];
-  return packed ? numeric::ue8m0_scale(scales.as<std::int32_t>()[at], g) : scales.as<float>()[at];
+bool has_bytes(ep::Quantize quantize) {
+  return quantize >= ep::Quantize::fp8_ue8m0;
 }
 
+std::int64_t channels_of_scale(ep::Quantize quantize) {
+  return quantize == ep::Quantize::nvfp4 ? 16 : quantize == ep::Quantize::mxfp8 ? 32 : 128;
+}
+
+/// Byte `g` of the scales of a received row, which are bytes, as ScaleLayout describes them.
+std::uint8_t scale_byte(const TensorView& scales, std::int64_t expert, std::int64_t row,
+                        std::int64_t g) {
+  const auto* const bytes = scales.as<std::uint8_t>();
+  if (scales.rank == 4)  // tiles
+    return bytes[((expert * scales.shape[1] + row / 128) * scales.shape[2] + g / 4) * 512 +
+                 row % 32 * 16 + row % 128 / 32 * 4 + g % 4];
+  const std::int64_t at = expert * scales.strides[0] + row * scales.strides[1];
+  return scales.dtype == DataType::int32 ? bytes[(at + g / 4 * scales.strides[2]) * 4 + g % 4]
+                                         : bytes[at + g * scales.strides[2]];
+}
+
+/// Scale `g` of a received row.
+float scale_at(const TensorView& scales, ep::Quantize quantize, std::int64_t expert,
+               std::int64_t row, std::int64_t g) {
+  if (!has_bytes(quantize))
+    return scales
+        .as<float>()[expert * scales.strides[0] + row * scales.strides[1] + g * scales.strides[2]];
+  const std::uint8_t byte = scale_byte(scales, expert, row, g);
+  return quantize == ep::Quantize::nvfp4 ? numeric::div(numeric::decode_e4m3(byte), kGlobalScale)
+                                         : numeric::decode_ue8m0(byte);
+}
+
+/// Channel `ch` of the row whose codes these are, without its scale.
+float decoded(ep::Quantize quantize, const std::uint8_t* codes, std::int64_t ch) {
+  if (quantize != ep::Quantize::nvfp4) return numeric::decode_e4m3(codes[ch]);
+  return numeric::decode_e2m1(codes[ch / 2] >> (ch % 2 * 4) & 0xfU);
+}
+
+/// A row by numeric/.
+struct EncodedRow {
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scales;
+
+  EncodedRow(ep::Quantize quantize, std::span<const std::uint16_t> row) : codes(row.size()) {
+    const auto channels = static_cast<std::size_t>(channels_of_scale(quantize));
+    scales.resize((row.size() + channels - 1) / channels);
+    std::vector<std::uint8_t> bytes(scales.size());
+    if (quantize == ep::Quantize::nvfp4) {
+      codes.resize(row.size() / 2);
+      numeric::quantize_nvfp4_row(as_numeric(row), kGlobalScale, codes, bytes);
+      for (std::size_t g = 0; g < bytes.size(); ++g)
+        scales[g] = numeric::div(numeric::decode_e4m3(bytes[g]), kGlobalScale);
+    } else if (quantize == ep::Quantize::mxfp8) {
+      numeric::quantize_mxfp8_row(as_numeric(row), codes, bytes);
+      for (std::size_t g = 0; g < bytes.size(); ++g) scales[g] = numeric::decode_ue8m0(bytes[g]);
+    } else {
+      numeric::quantize_row(as_numeric(row), rounding_of(quantize), codes, scales);
+    }
+  }
+};
+
 }  // namespace
+
+std::vector<ep::Quantize> quantizations_for(std::int64_t hidden) {
+  using enum ep::Quantize;
+  std::vector<ep::Quantize> all{none};
+  if (hidden % 16 == 0) all.insert(all.end(), {fp8, fp8_power_of_two, fp8_ue8m0});
+  if (hidden % 32 == 0) all.push_back(mxfp8);
+  if (hidden % 64 == 0) all.push_back(nvfp4);
+  return all;
+}
 
 void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
                               ep::Quantize quantize) {
   const ExpectedLowLatency wanted = expected_low_latency_dispatch(c, rank);
-  const std::int64_t rows = got.x.shape[1], groups = (c.hidden + 127) / 128;
-  const bool packed = quantize == ep::Quantize::fp8_ue8m0;
-  const std::int64_t n = packed ? (groups + 3) / 4 : groups;
+  const std::int64_t rows = got.x.shape[1], channels = channels_of_scale(quantize),
+                     groups = (c.hidden + channels - 1) / channels, words = (groups + 3) / 4;
   const TensorView& s = *got.scales;
-  expect(s.dtype == (packed ? DataType::int32 : DataType::float32), "scales have the wrong dtype");
-  expect(s.rank == 3 && s.shape[0] == c.local_experts() && s.shape[1] == rows && s.shape[2] == n,
-         "scales are " + s.describe());
-  expect(s.strides[0] == n * rows && s.strides[1] == 1 && s.strides[2] == rows,
-         "scales have the wrong strides");
+  const bool bytes = has_bytes(quantize),
+             columns = bytes ? s.dtype == DataType::int32 : s.strides[2] == rows;
+  if (s.rank == 4) {
+    expect(bytes && s.shape[0] == c.local_experts() && s.shape[1] == (rows + 127) / 128 &&
+               s.shape[2] == words && s.shape[3] == 512,
+           "scales are " + s.describe());
+  } else {
+    const std::int64_t n = bytes && columns ? words : groups;
+    expect(s.dtype == (!bytes                            ? DataType::float32
+                       : columns                         ? DataType::int32
+                       : quantize == ep::Quantize::nvfp4 ? DataType::float8_e4m3
+                                                         : DataType::uint8),
+           "scales have the wrong dtype");
+    expect(s.rank == 3 && s.shape[0] == c.local_experts() && s.shape[1] == rows && s.shape[2] == n,
+           "scales are " + s.describe());
+    const std::int64_t pitch = bytes ? 4 * words : groups;  // of a row, where rows lie together
+    expect(columns ? s.strides[0] == n * rows && s.strides[2] == rows
+                   : s.strides[0] == pitch * rows && s.strides[1] == pitch && s.strides[2] == 1,
+           "scales have the wrong strides");
+  }
   std::vector<std::uint16_t> row(c.hidden);
-  std::vector<std::uint8_t> codes(c.hidden);
-  std::vector<float> inverse(groups);
   for (std::size_t e = 0; e < wanted.rows.size(); ++e)
     for (std::size_t i = 0; i < wanted.rows[e].size(); ++i) {
       const auto [source, token] = wanted.rows[e][i];
       for (std::int64_t ch = 0; ch < c.hidden; ++ch) row[ch] = c.value(source, token, ch);
-      numeric::quantize_row(as_numeric(row), rounding_of(quantize), codes, inverse);
-      expect_same("float8 row", got.x.as<std::uint8_t>() + (e * rows + i) * c.hidden, codes.data(),
-                  c.hidden, 1);
-      for (std::int64_t g = 0; g < groups; ++g)
-        expect(scale_at(s, e, i, g) == inverse[g],
+      const EncodedRow encoded(quantize, row);
+      expect_same("quantized row", got.x.as<std::uint8_t>() + (e * rows + i) * encoded.codes.size(),
+                  encoded.codes.data(), encoded.codes.size(), 1);
+      for (std::int64_t g = 0; g < groups; ++g) {
+        const float scale = scale_at(s, quantize, e, i, g);
+        expect(scale == encoded.scales[g] || (scale != scale && encoded.scales[g] != scale),
                [&] { return "a scale differs (" + c.describe() + ")"; });
-      // Bytes of a packed word that no group fills are 0.
-      for (std::int64_t g = groups; packed && g < 4 * n; ++g)
-        expect(numeric::encode_ue8m0(scale_at(s, e, i, g)) == 0, "a byte without a group is not 0");
+      }
+      // Bytes of a word that no group fills are 0.
+      for (std::int64_t g = groups; bytes && columns && g < 4 * words; ++g)
+        expect(scale_byte(s, e, i, g) == 0, "a byte without a group is not 0");
     }
 }
 
-Travel float8_travel(ep::Quantize quantize) {
+Travel quantized_travel(ep::Quantize quantize) {
   return [quantize](std::span<const std::uint16_t> row, std::span<float> arrived) {
-    std::vector<std::uint8_t> codes(row.size());
-    std::vector<float> inverse(numeric::group_count(row.size()));
-    numeric::quantize_row(as_numeric(row), rounding_of(quantize), codes, inverse);
-    numeric::dequantize_row(codes, inverse, arrived);
+    const EncodedRow encoded(quantize, row);
+    const std::int64_t channels = channels_of_scale(quantize);
+    for (std::size_t ch = 0; ch < row.size(); ++ch)
+      arrived[ch] =
+          numeric::mul(decoded(quantize, encoded.codes.data(), ch), encoded.scales[ch / channels]);
   };
 }
 
@@ -220,18 +296,20 @@ void check_low_latency_received(const EpCase& c, std::int32_t rank,
 }
 
 void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
-                                     const ep::LowLatencyReceived& got, const TensorView& y) {
+                                     const ep::LowLatencyReceived& got, const TensorView& y,
+                                     ep::Quantize quantize) {
   const std::int64_t rows = got.x.shape[1];
   for (std::int64_t e = 0; e < c.local_experts(); ++e) {
     const float factor = expert_factor(static_cast<std::int32_t>(rank * c.local_experts() + e));
     for (std::int64_t i = 0; i < got.counts.as<std::int32_t>()[e]; ++i) {
-      const std::int64_t from = (e * rows + i) * c.hidden;
+      const std::int64_t from = (e * rows + i) * got.x.shape[2];
       std::uint16_t* to = y.as<std::uint16_t>() + e * y.strides[0] + i * y.strides[1];
       for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
-        const float x = got.x.dtype == DataType::bfloat16
-                            ? float_of_bf16(got.x.as<std::uint16_t>()[from + ch])
-                            : numeric::decode_e4m3(got.x.as<std::uint8_t>()[from + ch]) *
-                                  scale_at(*got.scales, e, i, ch / 128);
+        const float x =
+            got.x.dtype == DataType::bfloat16
+                ? float_of_bf16(got.x.as<std::uint16_t>()[from + ch])
+                : decoded(quantize, got.x.as<std::uint8_t>() + from, ch) *
+                      scale_at(*got.scales, quantize, e, i, ch / channels_of_scale(quantize));
         to[ch] = bf16_of(factor * x);
       }
     }
@@ -268,26 +346,37 @@ void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reductio
               wanted.size() * 2, 2);
 }
 
-void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quantize,
-                           ep::Reduction reduction) {
+void check_low_latency_quantized(ep::Group& group, const EpCase& c, ep::Quantize quantize,
+                                 ep::Reduction reduction, ep::ScaleLayout layout) {
   const std::int32_t me = group.team().my_pe();
   const Inputs in(c, me);
+  ep::LowLatencyDispatchOptions options{.quantize = quantize, .scale_layout = layout};
+  if (quantize == ep::Quantize::nvfp4)
+    options.global_scale = ConstTensorView(&kGlobalScale, DataType::float32, {1});
   const ep::LowLatencyReceived got =
-      group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = quantize}).receive();
-  expect(got.x.dtype == DataType::float8_e4m3, "x is " + got.x.describe());
+      group.low_latency_dispatch(in.x, in.topk_idx, options).receive();
   check_low_latency_received(c, me, got);
   check_low_latency_scales(c, me, got, quantize);
 
   const TensorView y = group.next_combine_buffer();
-  write_low_latency_expert_output(c, me, got, y);
+  write_low_latency_expert_output(c, me, got, y, quantize);
   const Tensor out = group
                          .low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                               {.zero_copy = true, .reduction = reduction})
                          .receive();
   const auto wanted = expected_low_latency(c, me, reduction, {},
-                                           {.to_experts = float8_travel(quantize), .back = {}});
-  expect_same("float8 low-latency result (" + c.describe() + ")", out.data, wanted.data(),
+                                           {.to_experts = quantized_travel(quantize), .back = {}});
+  expect_same("quantized low-latency result (" + c.describe() + ")", out.data, wanted.data(),
               wanted.size() * 2, 2);
+}
+
+void check_low_latency_formats(ep::Group& group, const EpCase& c) {
+  using enum ep::ScaleLayout;
+  for (const ep::Quantize quantize : quantizations_for(c.hidden))
+    for (const ep::ScaleLayout layout : {automatic, rows, columns, tiles}) {
+      if (quantize == ep::Quantize::none || (layout == tiles && !has_bytes(quantize))) continue;
+      check_low_latency_quantized(group, c, quantize, ep::Reduction::per_rank, layout);
+    }
 }
 
 }  // namespace shoal::test

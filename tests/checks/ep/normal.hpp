@@ -28,26 +28,35 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
 void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy,
                        bool early_weights = false);
 
-/// The same with float8 rows. Compares rows and scales with numeric/, and the combined result with
+/// The same with quantized rows. Compares rows and scales with numeric/, the combined result with
 /// experts that dequantize by the received scales.
-void check_low_latency_fp8(ep::Group& group, const EpCase& c, ep::Quantize quantize,
-                           ep::Reduction reduction = ep::Reduction::per_rank);
+void check_low_latency_quantized(ep::Group& group, const EpCase& c, ep::Quantize quantize,
+                                 ep::Reduction reduction = ep::Reduction::per_rank,
+                                 ep::ScaleLayout layout = ep::ScaleLayout::automatic);
+/// The same in every quantization and layout of scales that the rows can have.
+void check_low_latency_formats(ep::Group& group, const EpCase& c);
+/// The quantizations that rows of `hidden` channels can have.
+std::vector<ep::Quantize> quantizations_for(std::int64_t hidden);
 
 /// counts, source_token, layout and, of bfloat16 dispatches, x.
 void check_low_latency_received(const EpCase& c, std::int32_t rank,
                                 const ep::LowLatencyReceived& got,
                                 const std::vector<int>& masked = {});
 
-/// x and scales of a float8 dispatch, against numeric/.
+/// x and scales of a quantized dispatch, against numeric/.
 void check_low_latency_scales(const EpCase& c, std::int32_t rank, const ep::LowLatencyReceived& got,
                               ep::Quantize quantize);
 
-/// Writes the expert output of rank `rank` to `y`; float8 rows are dequantized with their scales.
-void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
-                                     const ep::LowLatencyReceived& got, const TensorView& y);
+/// LowLatencyDispatchOptions.global_scale of these checks, where rows are NVFP4.
+inline constexpr float kGlobalScale = 37.5F;
 
-/// The effect of float8 on the rows of a dispatch, by numeric/.
-Travel float8_travel(ep::Quantize quantize);
+/// Writes the expert output of rank `rank` to `y`; quantized rows are dequantized first.
+void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
+                                     const ep::LowLatencyReceived& got, const TensorView& y,
+                                     ep::Quantize quantize = ep::Quantize::none);
+
+/// The effect of a quantization on the rows of a dispatch, by numeric/.
+Travel quantized_travel(ep::Quantize quantize);
 /// The effect of LogFMT on combine rows, by numeric/.
 Travel log_fmt_travel();
 /// LogFMT-10 on the way back: with `sums` of the sum of each rank, otherwise of expert outputs.

@@ -240,6 +240,11 @@ Delivered low_latency(Owner& owner, const EpCase& c, const LowLatencyForm& form)
   const Inputs<Owner> in(owner, c, form.int32_topk);
   ep::LowLatencyDispatchOptions options;
   options.quantize = form.quantize;
+  options.scale_layout = form.scale_layout;
+  Tensor global;
+  if (form.quantize == ep::Quantize::nvfp4)
+    options.global_scale = global =
+        owner.tensors.upload(ConstTensorView(&kGlobalScale, DataType::float32, {1}));
   if (form.early_weights) options.weights = in.weights;
   const ep::LowLatencyReceived got =
       owner.group.low_latency_dispatch(in.x, in.topk, options).receive();
@@ -323,7 +328,8 @@ EpCase small(std::uint64_t seed) {
   c.ranks = static_cast<std::int32_t>(draws.pick(1, 8));
   c.experts = c.ranks * static_cast<std::int32_t>(draws.pick(1, 5));
   c.top_k = static_cast<std::int32_t>(draws.pick(1, std::min(8, c.experts)));
-  c.hidden = 16 * draws.pick(1, 60);  // rows of float8 are a multiple of 16 bytes
+  // Rows of float8 are a multiple of 16 channels, those of every format of 64.
+  c.hidden = draws.pick(0, 1) == 1 ? 64 * draws.pick(1, 15) : 16 * draws.pick(1, 60);
   c.max_tokens = draws.pick(1, 40);
   c.seed = seed;
   c.mixed_magnitudes = draws.pick(0, 1) == 1;
@@ -352,12 +358,20 @@ TEST_P(EpGpuAndHost, NormalModeDeliversTheSameBits) {
 TEST_P(EpGpuAndHost, LowLatencyDeliversTheSameBits) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(100 + GetParam());
-  const std::vector<LowLatencyForm> forms = {
-      {ep::Quantize::none, ep::Reduction::per_rank, false, false},
-      {ep::Quantize::none, ep::Reduction::exact, false, true},
-      {ep::Quantize::fp8, ep::Reduction::per_rank, true, false},
-      {ep::Quantize::fp8_power_of_two, ep::Reduction::exact, true, true},
-      {ep::Quantize::fp8_ue8m0, ep::Reduction::per_rank, false, true}};
+  std::vector<LowLatencyForm> forms = {
+      {ep::Quantize::none, {}, ep::Reduction::per_rank, false, false},
+      {ep::Quantize::none, {}, ep::Reduction::exact, false, true},
+      {ep::Quantize::fp8, {}, ep::Reduction::per_rank, true, false},
+      {ep::Quantize::fp8_power_of_two, ep::ScaleLayout::rows, ep::Reduction::exact, true, true},
+      {ep::Quantize::fp8_ue8m0, {}, ep::Reduction::per_rank, false, true},
+      {ep::Quantize::mxfp8, {}, ep::Reduction::per_rank, false, false},
+      {ep::Quantize::mxfp8, ep::ScaleLayout::rows, ep::Reduction::exact, false, true},
+      {ep::Quantize::nvfp4, ep::ScaleLayout::rows, ep::Reduction::per_rank, false, false},
+      {ep::Quantize::nvfp4, ep::ScaleLayout::columns, ep::Reduction::exact, false, true}};
+  const std::vector<ep::Quantize> possible = quantizations_for(c.hidden);
+  std::erase_if(forms, [&](const LowLatencyForm& form) {
+    return std::ranges::find(possible, form.quantize) == possible.end();
+  });
   expect_same_bits(c, options_of(c), [&](auto& owner) {
     return each(forms, [&](const LowLatencyForm& form) { return low_latency(owner, c, form); });
   });

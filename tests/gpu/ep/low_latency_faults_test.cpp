@@ -329,6 +329,15 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
           .receive();
       EXPECT_EQ(code(), Code::mismatch);
     }
+    if (c.hidden % 64 == 0) {  // the rows arrive all the same
+      const float scale = odd ? 2.0F : 3.0F;
+      const Tensor global = group.tensors.upload(ConstTensorView(&scale, DataType::float32, {1}));
+      group.group
+          .low_latency_dispatch(round.x(), round.topk(),
+                                {.quantize = Quantize::nvfp4, .global_scale = global})
+          .receive();
+      EXPECT_EQ(code(), Code::mismatch);
+    }
     ep::LowLatencyDispatchOptions with_weights{.quantize = Quantize::none};
     if (odd) with_weights.weights = round.weights();
     const auto mixed =

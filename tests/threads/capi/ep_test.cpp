@@ -408,11 +408,11 @@ TEST(CApiEp, BadArgumentsAreNamedAndTheGroupStaysUsable) {
     expect_failure(shoal_ep_dispatch_cached(pe.group, &pe.x, nullptr, nullptr, &got),
                    SHOAL_INVALID_ARGUMENT, "handle is NULL");
     shoal_ep_low_latency_dispatch_options send = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
-    send.quantize = 4;
+    send.quantize = 6;
     shoal_ep_pending_dispatch* pending = nullptr;
     expect_failure(shoal_ep_low_latency_dispatch(pe.group, &pe.x, &pe.topk_idx, &send, &pending),
                    SHOAL_INVALID_ARGUMENT,
-                   "shoal_ep_low_latency_dispatch_options.quantize is 4; allowed: 0 to 3");
+                   "shoal_ep_low_latency_dispatch_options.quantize is 6; allowed: 0 to 5");
     EXPECT_EQ(pending, nullptr);
 
     ok(shoal_ep_dispatch(pe.group, &pe.x, &routing, nullptr, &got));

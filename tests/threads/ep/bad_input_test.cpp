@@ -92,6 +92,26 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
     EXPECT_ERROR(
         bad, "unknown value",
         group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = static_cast<ep::Quantize>(9)}));
+    const auto format = [&](ep::LowLatencyDispatchOptions options) {
+      return group.low_latency_dispatch(in.x, in.topk_idx, options);
+    };
+    EXPECT_ERROR(bad, "scale_layout has the unknown value 7",
+                 format({.scale_layout = static_cast<ep::ScaleLayout>(7)}));
+    EXPECT_ERROR(bad, "scale_layout is tiles, which needs scales of one byte",
+                 format({.scale_layout = ep::ScaleLayout::tiles}));
+    float scale = 0;
+    const ConstTensorView global(&scale, DataType::float32, {1});
+    EXPECT_ERROR(bad, "global_scale is for nvfp4; quantize is mxfp8",
+                 format({.quantize = ep::Quantize::mxfp8, .global_scale = global}));
+    for (const float value : {0.0F, -1.0F, std::numeric_limits<float>::infinity(),
+                              std::numeric_limits<float>::quiet_NaN()}) {
+      scale = value;
+      EXPECT_ERROR(bad, "allowed: positive and finite",
+                   format({.quantize = ep::Quantize::nvfp4, .global_scale = global}));
+    }
+    EXPECT_ERROR(bad, "global_scale is float32 [2]",
+                 format({.quantize = ep::Quantize::nvfp4,
+                         .global_scale = ConstTensorView(&scale, DataType::float32, {2})}));
     EXPECT_ERROR(bad, "handle is not of",
                  group.low_latency_combine(y, in.topk_idx, in.weights, ep::LowLatencyHandle{}));
     const ep::LowLatencyReceived ll =

@@ -48,11 +48,7 @@ TEST_P(EpLowLatency, MatchesTheReferenceInEveryReduction) {
 
 TEST_P(EpLowLatency, Float8FormsMatchNumeric) {
   const EpCase c = small(GetParam(), 2);
-  run_case(c, [&](World&, ep::Group& group) {
-    for (const auto quantize :
-         {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
-      check_low_latency_fp8(group, c, quantize);
-  });
+  run_case(c, [&](World&, ep::Group& group) { check_low_latency_formats(group, c); });
 }
 
 TEST(EpLowLatencyMode, MultiplesOf128AndOf512) {
@@ -61,9 +57,7 @@ TEST(EpLowLatencyMode, MultiplesOf128AndOf512) {
     c.hidden = hidden;
     run_case(c, [&](World&, ep::Group& group) {
       check_low_latency(group, c, ep::Reduction::per_rank, false);
-      for (const auto quantize :
-           {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
-        check_low_latency_fp8(group, c, quantize);
+      check_low_latency_formats(group, c);
     });
   }
 }

@@ -180,9 +180,7 @@ TEST_P(EpNodes, LowLatencyModeGivesTheBitsOfOneNode) {
       for (const bool zero_copy : {false, true})
         for (const bool early_weights : {false, true})
           check_low_latency(group, c, reduction, zero_copy, early_weights);
-    for (const auto quantize :
-         {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
-      check_low_latency_fp8(group, c, quantize);
+    check_low_latency_formats(group, c);
   });
 }
 
@@ -355,9 +353,7 @@ TEST(EpNodesMode, EveryFormOverANetwork) {
       check_low_latency(group, c, ep::Reduction::per_rank, false, early_weights);
       check_low_latency(group, c, ep::Reduction::per_rank, true, early_weights);
     }
-    for (const auto quantize :
-         {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
-      check_low_latency_fp8(group, c, quantize);
+    check_low_latency_formats(group, c);
     group.close();
   });
 }
@@ -367,7 +363,7 @@ TEST(EpNodesMode, WarmUp) {
   run_case(c, [&](World&, ep::Group& group) {
     group.warmup();
     check_normal(group, c);
-    check_low_latency_fp8(group, c, ep::Quantize::fp8);
+    check_low_latency_quantized(group, c, ep::Quantize::fp8);
   });
 }
 

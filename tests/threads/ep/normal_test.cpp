@@ -69,7 +69,7 @@ TEST(EpNormalMode, SeveralThreadsPerPe) {
                 before + 2 * c.ranks);
       check_normal(group, c);
       check_low_latency(group, c, ep::Reduction::exact, false);
-      check_low_latency_fp8(group, c, ep::Quantize::fp8);
+      check_low_latency_quantized(group, c, ep::Quantize::fp8);
       sync(world.team());
       group.close();
     });

@@ -111,6 +111,16 @@ TEST(EpOrder, RanksWithDifferentOptionsAllGetAMismatch) {
     auto pending = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = quantize});
     EXPECT_EQ(code_of([&] { pending.receive(); }), Code::mismatch);
 
+    const float scale = world.my_pe() == 1 ? 2.0F : 3.0F;
+    auto scaled = group.low_latency_dispatch(
+        in.x, in.topk_idx,
+        {.quantize = ep::Quantize::nvfp4,
+         .global_scale = ConstTensorView(&scale, DataType::float32, {1})});
+    expect_error(Code::mismatch,
+                 "PE 0 passed quantize nvfp4 and global scale 3, PE 1 passed quantize nvfp4 and "
+                 "global scale 2",
+                 [&] { scaled.receive(); });
+
     const auto got =
         group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none}).receive();
     // Every message describes the form of PE 2.

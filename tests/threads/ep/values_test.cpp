@@ -212,8 +212,8 @@ TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {
       check_normal(group, now);
       for (const auto reduction : {ep::Reduction::per_rank, ep::Reduction::exact}) {
         check_low_latency(group, now, reduction, seed % 2 == 0);
-        check_low_latency_fp8(group, now, ep::Quantize::fp8, reduction);
-        check_low_latency_fp8(group, now, ep::Quantize::fp8_ue8m0, reduction);
+        check_low_latency_quantized(group, now, ep::Quantize::fp8, reduction);
+        check_low_latency_quantized(group, now, ep::Quantize::fp8_ue8m0, reduction);
       }
     }
   });
@@ -232,9 +232,7 @@ TEST(EpValues, TheSmallestRows) {
         EXPECT_THROW(group.low_latency_dispatch(in.x, in.topk_idx), Error);
         return;
       }
-      for (const auto quantize :
-           {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
-        check_low_latency_fp8(group, c, quantize);
+      check_low_latency_formats(group, c);
       ep::GroupOptions options = options_for(c);
       options.dtype = DataType::float8_e4m3;
       ep::Group codes(world.team(), options);

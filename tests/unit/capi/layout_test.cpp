@@ -79,7 +79,7 @@ EXPECT_MEMBER(shoal_ep_combine_options, biases, 24, int64_t);
 EXPECT_MEMBER(shoal_ep_combine_options, out, 32, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_combine_options, launch, 40, const shoal_ep_launch*);
 
-EXPECT_STRUCT(shoal_ep_low_latency_dispatch_options, 48);
+EXPECT_STRUCT(shoal_ep_low_latency_dispatch_options, 64);
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, size, 0, size_t);
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, expert_counts, 8, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, wait_ns, 16, const shoal_tensor*);
@@ -87,6 +87,9 @@ EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, weights, 24, const shoal_te
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, launch, 32, const shoal_ep_launch*);
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, quantize, 40, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, defer_receive, 44, int32_t);
+EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, global_scale, 48, const shoal_tensor*);
+EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, scale_layout, 56, int32_t);
+EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, reserved, 60, int32_t);
 
 EXPECT_STRUCT(shoal_ep_low_latency_combine_options, 48);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, size, 0, size_t);
@@ -245,6 +248,7 @@ TEST(CApiLayout, InitMacrosHaveTheDefaults) {
   const shoal_ep_low_latency_dispatch_options send = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
   EXPECT_EQ(send.quantize, static_cast<int>(ep::LowLatencyDispatchOptions().quantize));
   EXPECT_EQ(send.defer_receive != 0, ep::LowLatencyDispatchOptions().defer_receive);
+  EXPECT_EQ(send.scale_layout, static_cast<int>(ep::LowLatencyDispatchOptions().scale_layout));
   const shoal_ep_low_latency_combine_options combine = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
   EXPECT_EQ(combine.reduction, static_cast<int>(ep::LowLatencyCombineOptions().reduction));
   EXPECT_EQ(combine.defer_receive != 0, ep::LowLatencyCombineOptions().defer_receive);

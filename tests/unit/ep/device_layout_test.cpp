@@ -10,6 +10,7 @@
 #include "ep/cuda/layout/device_layout.hpp"
 #include "ep/cuda/layout/rail_layout.hpp"
 #include "ep/plan/arena.hpp"
+#include "ep/plan/row_format.hpp"
 #include "shoal/error.hpp"
 #include "support/draws.hpp"
 
@@ -95,12 +96,10 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
   EXPECT_EQ(layout.own_combine_rows, 2 * tokens * token_rows);
   EXPECT_EQ(layout.combine_places,
             2 * tokens * (token_rows + shape.ranks * layout.rank_combine_rows));
-  // A slot holds a bfloat16 row, or float8 codes with scales behind them; both in 16-byte vectors.
+  // A slot holds a row of any format, in 16-byte vectors.
   const std::size_t groups = (shape.hidden + 127) / 128;
-  EXPECT_GE(layout.slot_bytes, static_cast<std::size_t>(shape.hidden) * 2);
-  EXPECT_GE(layout.slot_scales, static_cast<std::size_t>(shape.hidden));
-  EXPECT_GE(layout.slot_bytes, layout.slot_scales + groups * 4);
-  EXPECT_EQ(layout.slot_scales % 16, 0U);
+  for (const Quantize quantize : detail::kQuantizations)
+    EXPECT_GE(layout.slot_bytes, detail::RowFormat(quantize).wire_bytes(shape.hidden));
   EXPECT_EQ(layout.slot_bytes % 16, 0U);
   EXPECT_GE(layout.combine_row_bytes, static_cast<std::size_t>(shape.hidden) * 2 + groups * 4);
   EXPECT_EQ(layout.combine_row_bytes % 16, 0U);

@@ -50,6 +50,24 @@ TEST_P(LowLatencyKernels, GroupsOfChannelsThatFillNoPacketOfScales) {
     }
 }
 
+// Rows of which words of codes, or of scales, are all ones, as empty rows are.
+TEST_P(LowLatencyKernels, BlockScaledRowsOfAllOnes) {
+  for (const std::int64_t hidden : {64, 320, 2880, 8256, 16384})
+    for (const Quantize quantize : {Quantize::mxfp8, Quantize::nvfp4}) {
+      SCOPED_TRACE("hidden " + std::to_string(hidden) +
+                   (quantize == Quantize::mxfp8 ? ", mxfp8" : ", nvfp4"));
+      Ranks ranks({.hidden = hidden, .tokens = {3, 2, 0}, .masks = GetParam()});
+      ranks.quantize(quantize);
+      for (int i = 0; i < 3; ++i) ranks.round(kSums, Values::plain, i == 1);
+    }
+}
+
+TEST_P(LowLatencyKernels, GroupsOfThirtyTwoChannelsThatFillNoWordOfScales) {
+  Ranks ranks({.hidden = 96, .tokens = {3, 2, 0}, .masks = GetParam()});
+  ranks.quantize(Quantize::mxfp8);
+  for (int i = 0; i < 2; ++i) ranks.round(kSums, Values::plain);
+}
+
 // More pieces than a block has warps, and a unit with half its channels.
 TEST_P(LowLatencyKernels, LongRows) {
   Ranks ranks({.hidden = 7688, .tokens = {2, 1, 1}, .masks = GetParam()});
@@ -144,6 +162,24 @@ TEST_P(LowLatencyKernelsOnNodes, EveryFormMatchesTheReference) {
   ranks.round(kSums, Values::plain, true);
 }
 
+TEST_P(LowLatencyKernelsOnNodes, BlockScaledRowsOfAllOnes) {
+  const Grid grid = GetParam();
+  std::vector<std::int32_t> tokens = {3, 1, 0, 1, 1, 1, 0, 1};
+  tokens.resize(grid.ranks);
+  Ranks ranks({.ranks = grid.ranks,
+               .experts = grid.ranks * 3,
+               .hidden = 704,
+               .tokens = tokens,
+               .masks = grid.masks,
+               .blocks = 2,
+               .node_size = grid.node_size});
+  for (const Quantize quantize :
+       {Quantize::mxfp8, Quantize::nvfp4, Quantize::none, Quantize::mxfp8}) {
+    ranks.quantize(quantize);
+    ranks.round(kSums, Values::plain);
+  }
+}
+
 /// Puts of a dispatch and a combine of 128 tokens of rank 0, each rank on a node of its own with
 /// eight experts; a token names one of them with probability 7/8 in each of 8 top-k slots.
 struct Puts {
@@ -173,7 +209,7 @@ Puts puts_of(const Combine& combine, std::int32_t ranks, Quantize quantize, Netw
 // A put for each window of 32 neighbouring rows and few gaps; headers and counts of two ranks.
 TEST(LowLatencyKernelsOf, DispatchedRowsSharePuts) {
   for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic})
-    for (const Quantize quantize : {Quantize::none, Quantize::fp8}) {
+    for (const Quantize quantize : {Quantize::none, Quantize::fp8, Quantize::nvfp4}) {
       const Puts puts = puts_of(kRows, 2, quantize, path, 1024);
       RecordProperty("dispatch", static_cast<int>(puts.dispatch));
       EXPECT_LE(puts.dispatch, 4U + 2 * 3 + 2);

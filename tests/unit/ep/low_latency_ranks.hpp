@@ -19,11 +19,11 @@
 #include "ep/cuda/group/kernel_counts.hpp"
 #include "ep/cuda/low_latency/device/kernels.cuh"
 #include "ep/cuda/low_latency/internode/internode.cuh"
-#include "ep/numeric/rows.hpp"
 #include "ep/plan/notices.hpp"
 #include "fake_gpu/array.hpp"
 #include "fake_gpu/nic_worlds.hpp"
 #include "fake_gpu/requests.hpp"
+#include "unit/ep/encoded_rows.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -94,7 +94,7 @@ struct Rank {
         waits(static_cast<std::size_t>(shape.ranks)),
         kernel_record(kernel_record_bytes(shape.local_experts)),
         scales(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows()) *
-               detail::scale_groups(shape.hidden)),
+               shape.hidden / numeric::kNvfp4Group),
         received(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows() *
                                           shape.hidden)) {}
 
@@ -118,7 +118,7 @@ struct Rank {
   Array<std::int64_t> layout;
   Array<std::uint64_t> waits;
   Array<std::byte> kernel_record;
-  Array<float> scales;
+  Array<std::uint32_t> scales;
   Array<std::uint16_t> received;
   DeviceGroup group{};
   std::vector<std::uint16_t> x, y, out;
@@ -300,6 +300,8 @@ class Ranks {
     const auto n = static_cast<std::size_t>(tokens(rank));
     rank.x.resize(n * shape_.hidden + 1);
     for (std::uint16_t& value : rank.x) value = numeric::to_bf16(uniform()).bits;
+    if (quantize_ >= Quantize::mxfp8)
+      draw_extremes(std::span(rank.x).first(n * shape_.hidden), random_);
     rank.topk_idx.assign(n * c_.top_k + 1, -1);
     rank.weights.resize(n * c_.top_k + 1);
     for (float& weight : rank.weights) weight = uniform();
@@ -322,14 +324,15 @@ class Ranks {
     call.weights = travelled ? rank.weights.data() : nullptr;
     call.tokens = tokens(rank);
     call.quantize = static_cast<std::uint32_t>(quantize_);
+    call.row = row();
+    call.global_scale = &kGlobalScale;
     call.flags = 1;
     call.handle = rank.handle();
     call.serial = ++serial_;
     launch_low_latency_dispatch_send(call, limits_, nullptr);
     if (rank.remote.count > 0)
       launch_low_latency_forward_dispatch(
-          {rank.group, sizes(), rank.remote, call.tokens, row_bytes(),
-           quantize_ == Quantize::none ? 0U : 1U, travelled ? 1U : 0U, call.flags},
+          {rank.group, sizes(), rank.remote, call.tokens, row(), travelled ? 1U : 0U, call.flags},
           limits_, nullptr);
   }
 
@@ -349,19 +352,17 @@ class Ranks {
     call.longest_wait = rank.waits.data();
     call.handle = rank.handle();
     call.quantize = static_cast<std::uint32_t>(quantize_);
+    call.row = row();
     call.scales = rank.scales.data();
+    call.global_scale = &kGlobalScale;
+    call.scale_words = {quantize_, ScaleLayout::columns, shape_.hidden, slots()};
     call.grants = 1;
     wait_arrival(rank, Arrival::dispatch);
     launch_low_latency_dispatch_receive(call, limits_, nullptr);
     forward_signals(rank);
   }
 
-  std::uint32_t row_bytes() const {
-    return static_cast<std::uint32_t>(quantize_ == Quantize::none
-                                          ? shape_.hidden * 2
-                                          : layout_.slot_scales +
-                                                (detail::scale_groups(shape_.hidden) + 3) / 4 * 16);
-  }
+  WireRow row() const { return {quantize_, shape_.hidden, layout_.slot_bytes}; }
   bool sums_internode(const Rank& rank, const Combine& combine, bool travelled) const {
     return rank.remote.count > 0 && is_sums(combine.form) && !combine.deferred && !travelled &&
            !c_.masks;
@@ -383,7 +384,8 @@ class Ranks {
 
   /// Every row has the bytes of its token, and its weights.
   void check_received(Rank& rank, bool travelled) {
-    const std::size_t bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
+    const std::size_t bytes = detail::RowFormat(quantize_).row_bytes(shape_.hidden);
+    const detail::ScaleWords words(quantize_, ScaleLayout::columns, shape_.hidden, slots());
     for (Rank& source : ranks_)
       for (std::int32_t token = 0; token < tokens(source); ++token)
         for (std::int32_t k = 0; k < c_.top_k; ++k) {
@@ -396,21 +398,14 @@ class Ranks {
           if (travelled) ASSERT_EQ(rank.kept.data()[slot], source.weights[at]);
           const auto* const got = reinterpret_cast<const std::byte*>(rank.received.data()) +
                                   static_cast<std::size_t>(row) * bytes;
-          const std::uint16_t* const sent = &source.x[token * shape_.hidden];
-          std::vector<std::uint8_t> codes(shape_.hidden);
-          std::vector<float> scales(detail::scale_groups(shape_.hidden));
-          numeric::quantize_row({reinterpret_cast<const Bf16*>(sent), codes.size()},
-                                numeric::ScaleRounding::none, codes, scales);
-          const void* const wanted =
-              quantize_ == Quantize::none ? static_cast<const void*>(sent) : codes.data();
-          ASSERT_EQ(std::memcmp(got, wanted, bytes), 0) << "rank " << me(rank) << ", row " << row;
-          if (quantize_ == Quantize::none) continue;
-          const auto groups = static_cast<std::int64_t>(scales.size());
-          for (std::int64_t group = 0; group < groups; ++group)
-            ASSERT_EQ(
-                rank.scales.data()[(row / slots() * groups + group) * slots() + row % slots()],
-                scales[group])
-                << "rank " << me(rank) << ", row " << row << ", group " << group;
+          const EncodedRow wanted(quantize_, {&source.x[token * shape_.hidden],
+                                              static_cast<std::size_t>(shape_.hidden)});
+          ASSERT_EQ(std::memcmp(got, wanted.codes.data(), bytes), 0)
+              << "rank " << me(rank) << ", row " << row;
+          for (std::uint32_t word = 0; word < words.words; ++word)
+            ASSERT_EQ(rank.scales.data()[words.index(row / slots(), row % slots(), word)],
+                      wanted.scales[word])
+                << "rank " << me(rank) << ", row " << row << ", word " << word;
         }
   }
 

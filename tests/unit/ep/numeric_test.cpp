@@ -472,16 +472,95 @@ TEST(NumericNvfp4, TheLargestMagnitudeOfAGroupIsTheLargestCode) {
       const double code = decode_e4m3(scale.code), exact = double{largest} / 6 * global;
       ASSERT_GT(code, 0) << largest << " " << global;
       EXPECT_LE(std::abs(code - exact), std::max(0x1p-10, exact / 16) * 1.0001) << largest;
-      EXPECT_EQ(scale.factor, 1 / (static_cast<float>(code) / global));
-      if (code >= 0x1p-6) EXPECT_EQ(encode_e2m1(largest * scale.factor), 7U) << largest;
+      EXPECT_EQ(scale.divisor, static_cast<float>(code) / global);
+      if (code >= 0x1p-6) EXPECT_EQ(encode_e2m1(largest / scale.divisor), 7U) << largest;
     }
 }
 
 TEST(NumericNvfp4, GroupsWithoutAScale) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(nvfp4_scale(0, 100).code, 0);
-  EXPECT_EQ(nvfp4_scale(0, 100).factor, 0);
-  EXPECT_EQ(nvfp4_scale(std::numeric_limits<float>::quiet_NaN(), 1).factor, 0);
+  EXPECT_EQ(nvfp4_scale(0, 100).divisor, kInfinity);
+  for (const float value : {kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_EQ(nvfp4_scale(value, 1).code, kE4m3Nan);
+    EXPECT_EQ(nvfp4_scale(value, 1).divisor, kInfinity);
+  }
   EXPECT_EQ(nvfp4_scale(1e6F, 1).code, encode_e4m3(kE4m3Max)) << "saturates";
+}
+
+TEST(NumericNvfp4, CodesOfAllValuesAreTheNearest) {
+  for (std::uint32_t code = 0; code < 16; ++code)
+    EXPECT_EQ(decode_e2m1(code), (code < 8 ? 1 : -1) * static_cast<float>(kMagnitudes[code % 8]));
+  for (std::uint32_t bits = 0; bits < 0x1'0000; ++bits) {
+    const Bf16 value{static_cast<std::uint16_t>(bits)};
+    if (!(std::abs(to_float(value)) < 1e30F)) continue;
+    const std::uint32_t code = encode_nvfp4(bits, 0.75F);
+    EXPECT_EQ(code & 7, nearest_e2m1(std::abs(to_float(value)) / 0.75F));
+    EXPECT_EQ(code >> 3, bits >> 15);
+  }
+}
+
+TEST(NumericNvfp4, EscapedWordsComeBack) {
+  constexpr std::uint32_t kSentinel = 0xffff'ffff;
+  const std::uint32_t words[] = {0, 1, 2, 0x7777'7777, 0x8888'8888, 0xffff'fffe, kSentinel};
+  for (const std::uint32_t low : words)
+    for (const std::uint32_t high : words) {
+      std::uint32_t a = low, b = high;
+      const bool escaped = escape_nvfp4(a, b, kSentinel);
+      EXPECT_EQ(escaped, low == kSentinel || high == kSentinel);
+      EXPECT_TRUE(a != kSentinel && b != kSentinel) << low << " " << high;
+      if (escaped) restore_nvfp4(a, b, kSentinel);
+      EXPECT_TRUE(a == low && b == high) << low << " " << high;
+    }
+}
+
+TEST(NumericMx, TheScaleIsTheSmallestThatSaturatesNoValue) {
+  for (std::uint32_t bits = 0; bits < 0x7f80; ++bits) {
+    const float amax = to_float(Bf16{static_cast<std::uint16_t>(bits)});
+    const MxScale scale = mx_scale(amax);
+    const double step = decode_ue8m0(scale.code);
+    ASSERT_LE(amax / step, 448) << amax;
+    if (scale.code > 0) ASSERT_GT(amax / (step / 2), 448) << amax;
+    ASSERT_EQ(scale.quantize * step, 1);
+    ASSERT_LT(scale.code, 0xfe) << "a NaN travels as 0xfe";
+  }
+  EXPECT_EQ(mx_scale(0).code, 0);
+  EXPECT_EQ(mx_scale(std::numeric_limits<float>::infinity()).code, 0xff);
+  EXPECT_EQ(mx_scale(std::numeric_limits<float>::quiet_NaN()).code, 0xff);
+}
+
+/// The largest error of each format against float64, in amax of the channels that share a scale.
+TEST(NumericRowFormats, ErrorsAreWithinTheStatedBounds) {
+  std::mt19937 random(5);
+  constexpr std::size_t kHidden = 64 * 9;
+  for (int round = 0; round < 200; ++round) {
+    // Heavy tails, as activations have.
+    std::student_t_distribution<float> draw(2.0F + static_cast<float>(round % 5));
+    std::vector<Bf16> row(kHidden);
+    for (Bf16& value : row) value = to_bf16(draw(random) * std::ldexp(1.0F, round % 40 - 20));
+    std::vector<std::uint8_t> codes(kHidden), scales(kHidden / 16);
+    std::vector<float> back(kHidden);
+    const auto worst = [&](std::size_t group) {
+      double most = 0;
+      for (std::size_t i = 0; i < kHidden; ++i) {
+        const std::size_t first = i / group * group;
+        const double amax =
+            max_magnitude(std::span(row).subspan(first, std::min(group, kHidden - first)));
+        most = std::max(most, std::abs(double{back[i]} - to_float(row[i])) / amax);
+      }
+      return most;
+    };
+    const std::span mx = std::span(scales).first(kHidden / kMxGroup);
+    quantize_mxfp8_row(row, codes, mx);
+    dequantize_mxfp8_row(codes, mx, back);
+    EXPECT_LE(worst(kMxGroup), 1.0 / 16);
+    const float amax = max_magnitude(row), global = 448 * 6 / amax;
+    quantize_nvfp4_row(row, global, std::span(codes).first(kHidden / 2), scales);
+    dequantize_nvfp4_row(std::span(codes).first(kHidden / 2), scales, global, back);
+    for (std::size_t i = 0; i < kHidden; ++i)  // a subnormal scale is less exact
+      if (decode_e4m3(scales[i / 16]) < 0x1p-6) back[i] = to_float(row[i]);
+    EXPECT_LE(worst(kNvfp4Group), 17.0 / 96 * 1.0001);
+  }
 }
 
 }  // namespace

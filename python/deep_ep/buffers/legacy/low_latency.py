@@ -187,7 +187,6 @@ def low_latency_calls(runtime: Runtime, groups: LowLatencyGroups) -> LowLatencyC
         handle_type=LowLatencyHandle,
         empty=empty_strided(runtime.device),
         nvfp4_scale=partial(nvfp4.global_scale_of, device=runtime.device),
-        nvfp4=partial(nvfp4.quantized, runtime),
         pack_weights=partial(received_weights.pack, runtime.rank),
         unpack_weights=partial(received_weights.unpack, runtime.rank),
         in_turn=_in_turn,

@@ -69,7 +69,7 @@ struct OperationCounts {
 /// Rows that some of the blocks have counted in low-latency mode.
 struct alignas(128) LowLatencyRows {
   std::uint64_t received, combined;
-  std::uint64_t sent[kMaxDeviceRanks][2];  ///< to each rank in bfloat16, in float8
+  std::uint64_t sent[kMaxDeviceRanks][3];  ///< to each rank in 16, 8 and 4 bits a channel
 };
 
 /// Totals of this rank's exchange with another one.

@@ -175,8 +175,9 @@ KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detai
     const RankRecord& peer = from.ranks[rank];
     std::uint64_t rows = 0, bytes = 0;
     for (const LowLatencyRows& copy : from.low_latency_rows) {
-      rows += copy.sent[rank][0] + copy.sent[rank][1];
-      bytes += (2 * copy.sent[rank][0] + copy.sent[rank][1]) * hidden;
+      const auto& sent = copy.sent[rank];
+      rows += sent[0] + sent[1] + sent[2];
+      bytes += (2 * sent[0] + sent[1]) * hidden + sent[2] * hidden / 2;
     }
     dispatches.rows += rows;
     dispatches.bytes += bytes;
@@ -210,7 +211,7 @@ void add_counts(const KernelRecord& from, Statistics& statistics) {
   statistics.rows_sent +=
       from.operations[static_cast<std::uint32_t>(RecordedOperation::dispatch)].rows;
   for (const LowLatencyRows& copy : from.low_latency_rows) {
-    for (const auto& sent : copy.sent) statistics.rows_sent += sent[0] + sent[1];
+    for (const auto& sent : copy.sent) statistics.rows_sent += sent[0] + sent[1] + sent[2];
     statistics.rows_received += copy.received;
   }
   std::uint64_t waited = 0;

@@ -5,6 +5,7 @@
 
 #include "ep/plan/arena.hpp"
 #include "ep/plan/cursor.hpp"
+#include "ep/plan/row_format.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -55,11 +56,9 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
 
   cursor.at = normal_end;
   slot_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(float)));
-  slot_scales = align_up(shape.hidden, 16);
-  slot_bytes = align_up(
-      std::max<std::size_t>(shape.hidden * 2, slot_scales + scale_groups(shape.hidden) * 4), 128);
-  float8_saving =
-      slot_bytes - align_up(slot_scales + align_up(scale_groups(shape.hidden), 4) * 4, 128);
+  slot_bytes = 0;
+  for (const Quantize quantize : kQuantizations)
+    slot_bytes = std::max(slot_bytes, align_up(RowFormat(quantize).wire_bytes(shape.hidden), 128));
   slots = cursor.take(product(2, ranks, tokens, slot_bytes));
   combine_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(std::uint64_t)));
   // A LogFMT-10 row has its scales next to units of 16 channels.

@@ -128,9 +128,6 @@ struct DeviceLayout {
 
   std::size_t slot_weights;       ///< [2][ranks][tokens][top_k] float32
   std::size_t slots, slot_bytes;  ///< [2][ranks][tokens] rows as they travel
-  /// Float8 rows of a source lie closer than its slots: a slot's row by so much for each token.
-  std::size_t float8_saving;
-  std::size_t slot_scales;  ///< offset of the float32 scales in a slot
   /// [2][ranks][tokens][top_k] words: epoch (low 32 bits), float32 weight.
   std::size_t combine_weights;
   std::size_t combine_rows, combine_row_bytes;  ///< [combine_places] rows

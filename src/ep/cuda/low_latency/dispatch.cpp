@@ -41,12 +41,15 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   call.topk_is_64 = topk_idx.dtype == DataType::int64 ? 1 : 0;
   call.weights = group_.elements<float>(options.weights);
   call.tokens = static_cast<std::int32_t>(topk_idx.shape[0]);
+  call.global_scale = group_.elements<float>(options.global_scale);
   call.quantize = static_cast<std::uint32_t>(options.quantize);
+  call.row = WireRow(options.quantize, state.shape.hidden, call.group.layout.slot_bytes);
   call.flags = options.defer_receive || group_.device.mask_failed != 0 ? 1 : 0;
   call.handle = handle->view;
   call.serial = handle->serial;
   const std::int64_t rows = handle->routing->tokens * state.shape.top_k;
-  const std::int64_t row_bytes = state.shape.hidden * (options.quantize == Quantize::none ? 2 : 1);
+  const auto row_bytes =
+      static_cast<std::int64_t>(detail::RowFormat(options.quantize).row_bytes(state.shape.hidden));
   state.recorder.moves_at_most(static_cast<std::uint64_t>(rows),
                                static_cast<std::uint64_t>(rows * row_bytes));
   state.world->progress().set(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
@@ -109,28 +112,25 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
-  const bool quantized = options.quantize != Quantize::none;
   group_.uses(handle.block);
   const auto memory = parts_->result(handle.epoch, options.quantize);
-  const ResultLayout layout(shape, quantized ? 1 : 2);
+  const ResultLayout layout(shape, options.quantize);
   const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
 
   LowLatencyReceived received;
-  received.x =
-      group_.tensor(memory, layout.x, quantized ? DataType::float8_e4m3 : DataType::bfloat16,
-                    {experts, rows, shape.hidden});
+  auto* const base = static_cast<std::byte*>(memory.get());
+  const auto here = [&](TensorView view) {
+    view.device = state.device;
+    return Tensor(view, memory);
+  };
+  received.x = here(detail::rows_view(base + layout.x, options.quantize, shape));
   received.counts = group_.tensor(memory, layout.counts, DataType::int32, {experts});
   received.source_token =
       group_.tensor(memory, layout.source_token, DataType::int32, {experts, rows});
   received.layout = group_.tensor(memory, layout.layout, DataType::int64, {experts, shape.ranks});
-  if (quantized) {
-    const bool packed = options.quantize == Quantize::fp8_ue8m0;
-    const std::int64_t groups = scale_groups(shape.hidden), n = packed ? (groups + 3) / 4 : groups;
-    Tensor scales = group_.tensor(memory, layout.scales,
-                                  packed ? DataType::int32 : DataType::float32, {experts, rows, n});
-    scales.strides = {n * rows, 1, rows};
-    received.scales = std::move(scales);
-  }
+  if (options.quantize != Quantize::none)
+    received.scales = here(
+        detail::scales_view(base + layout.scales, options.quantize, options.scale_layout, shape));
   received.handle = shoal::detail::Access::make<LowLatencyHandle>(pending.handle);
 
   LowLatencyDispatchReceive call{};
@@ -138,8 +138,11 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.sizes = parts_->sizes();
   call.quantize = static_cast<std::uint32_t>(options.quantize);
   call.has_weights = handle.has_weights ? 1 : 0;
+  call.row = WireRow(options.quantize, shape.hidden, call.group.layout.slot_bytes);
+  call.global_scale = group_.elements<float>(options.global_scale);
   call.x = received.x.as<std::byte>();
-  call.scales = received.scales ? received.scales->data : nullptr;
+  call.scales = received.scales ? received.scales->as<std::uint32_t>() : nullptr;
+  call.scale_words = detail::ScaleWords(options.quantize, options.scale_layout, shape.hidden, rows);
   call.counts = received.counts.as<std::int32_t>();
   call.source_token = received.source_token.as<std::int32_t>();
   call.layout = received.layout.as<std::int64_t>();

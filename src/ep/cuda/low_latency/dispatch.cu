@@ -22,13 +22,14 @@ constexpr std::uint32_t kMostThreads =
 
 namespace low_latency {
 
+template <RowKind kRows>
 __global__ void __launch_bounds__(kMostThreads, 1)
     dispatch_kernel(const __grid_constant__ LowLatencyDispatch call) {
   begin_kernel();
   const BlockRange send{blockIdx.x, call.send_blocks};
-  if (send.me < send.count) dispatch_send::send<false>(call.send, send);
+  if (send.me < send.count) dispatch_send::send<false, kRows>(call.send, send);
   const BlockRange receive{gridDim.x - 1 - blockIdx.x, call.receive_blocks};
-  if (receive.me < receive.count) dispatch_receive::receive<false>(call.receive, receive);
+  if (receive.me < receive.count) dispatch_receive::receive<false, kRows>(call.receive, receive);
 }
 
 }  // namespace low_latency
@@ -39,13 +40,16 @@ void launch_low_latency_dispatch(LowLatencyDispatch& call, const LowLatencyLimit
   call.send_blocks = dispatch_send::blocks_of(call.send, limits.multiprocessors);
   call.receive_blocks = dispatch_receive::divide(call.receive, limits.multiprocessors);
   const auto most = static_cast<std::uint32_t>(limits.multiprocessors);
-  launch(low_latency::dispatch_kernel, std::min(call.send_blocks + call.receive_blocks, most),
-         std::max(dispatch_send::threads_of(call.send.sizes), dispatch_receive::kThreads), 0, call,
-         limits, stream);
+  for_row_kind(call.send.quantize, [&](auto rows) {
+    launch(low_latency::dispatch_kernel<rows.value>,
+           std::min(call.send_blocks + call.receive_blocks, most),
+           std::max(dispatch_send::threads_of(call.send.sizes), dispatch_receive::kThreads), 0,
+           call, limits, stream);
+  });
 }
 
 void load_low_latency_dispatch() {
-  load_kernel(low_latency::dispatch_kernel);
+  for_each_row_kind([](auto rows) { load_kernel(low_latency::dispatch_kernel<rows.value>); });
 }
 
 }  // namespace shoal::ep::cuda

@@ -2,23 +2,8 @@
 // internode.cpp: the additional launches of groups with remote ranks.
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/cuda/low_latency/parts.hpp"
-#include "ep/numeric/numeric.hpp"
 
 namespace shoal::ep::cuda {
-namespace {
-
-/// Bytes of a dispatched row as it travels.
-std::uint32_t row_bytes(const LowLatencyDispatchSend& sent) {
-  const auto hidden = static_cast<std::size_t>(sent.sizes.hidden);
-  if (sent.quantize == static_cast<std::uint32_t>(Quantize::none))
-    return static_cast<std::uint32_t>(hidden * sizeof(std::uint16_t));
-  // Scales are stored four at a time.
-  return static_cast<std::uint32_t>(sent.group.layout.slot_scales +
-                                    align_up(scale_groups(hidden), 4) * sizeof(float));
-}
-
-}  // namespace
-
 void LowLatency::connect(const InternodeRanks& remote) {
   parts_->remote = remote;
 }
@@ -31,11 +16,9 @@ void LowLatency::wait_arrival(Arrival what, std::uint64_t* longest_wait, cudaStr
 
 void LowLatency::forward(const LowLatencyDispatchSend& sent, cudaStream_t on) const {
   if (parts_->remote.count == 0) return;
-  launch_low_latency_forward_dispatch(
-      {sent.group, sent.sizes, parts_->remote, sent.tokens, row_bytes(sent),
-       sent.quantize == static_cast<std::uint32_t>(Quantize::none) ? 0U : 1U,
-       sent.weights != nullptr ? 1U : 0U, sent.flags},
-      parts_->limits, on);
+  launch_low_latency_forward_dispatch({sent.group, sent.sizes, parts_->remote, sent.tokens,
+                                       sent.row, sent.weights != nullptr ? 1U : 0U, sent.flags},
+                                      parts_->limits, on);
 }
 
 void LowLatency::prepare_sums(LowLatencyCombineSend& send, bool deferred, cudaStream_t on) const {

@@ -53,15 +53,23 @@ inline PendingView pending_view(void* block, const Shape& shape, std::size_t* by
 struct ResultLayout {
   std::size_t x, scales, counts, source_token, layout, total;
 
-  ResultLayout(const Shape& shape, std::size_t element) {
+  ResultLayout(const Shape& shape, Quantize quantize) {
     const std::size_t experts = shape.local_experts, rows = experts * shape.low_latency_rows();
     detail::Cursor cursor;
-    x = cursor.take(rows * shape.hidden * element);
-    scales = cursor.take(rows * scale_groups(shape.hidden) * sizeof(float));
+    x = cursor.take(rows * detail::RowFormat(quantize).row_bytes(shape.hidden));
+    scales = cursor.take(detail::most_scale_bytes(quantize, shape));
     counts = cursor.take(experts * sizeof(std::int32_t));
     source_token = cursor.take(rows * sizeof(std::int32_t));
     layout = cursor.take(experts * shape.ranks * sizeof(std::int64_t));
     total = align_up(cursor.at, detail::Cursor::kAlignment);
+  }
+  /// Bytes of a result in any encoding, or in any but bfloat16.
+  static std::size_t most(const Shape& shape, bool quantized) {
+    std::size_t bytes = 0;
+    for (const Quantize quantize : detail::kQuantizations)
+      if (!quantized || quantize != Quantize::none)
+        bytes = std::max(bytes, ResultLayout(shape, quantize).total);
+    return bytes;
   }
 };
 
@@ -113,7 +121,7 @@ struct LowLatency::Parts {
 
   CudaGroup& group;
   ArrayPool handles, pendings;
-  ResultHalves results, float8_results, combine_buffers;
+  ResultHalves results, quantized_results, combine_buffers;
   std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, even and odd combines
   LowLatencyLimits limits{};
   std::optional<LowLatencyGroups> groups;  ///< where the group has low-latency calls
@@ -164,15 +172,15 @@ struct LowLatency::Parts {
     halves = std::move(made);
   }
 
-  /// Memory for the rows of dispatch `epoch`. Float8 results use the memory of bfloat16 results
+  /// Memory for the rows of dispatch `epoch`. Quantized results use the memory of bfloat16 results
   /// where that exists.
   std::shared_ptr<void> result(std::uint64_t epoch, Quantize quantize) {
     constexpr const char* kCall = "low_latency_dispatch";
-    if (quantize != Quantize::none && (float8_results[0] != nullptr || results[0] == nullptr)) {
-      make(float8_results, ResultLayout(shape(), 1).total, kCall);
-      return float8_results[epoch & 1];
+    if (quantize != Quantize::none && (quantized_results[0] != nullptr || results[0] == nullptr)) {
+      make(quantized_results, ResultLayout::most(shape(), true), kCall);
+      return quantized_results[epoch & 1];
     }
-    make(results, ResultLayout(shape(), 2).total, kCall);
+    make(results, ResultLayout::most(shape(), false), kCall);
     return results[epoch & 1];
   }
 

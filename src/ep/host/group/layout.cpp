@@ -34,13 +34,6 @@ ReceiveLayout::ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size
   total = align_up(cursor.at, kPageBytes);
 }
 
-OutboxRow::OutboxRow(std::int64_t hidden, bool quantized) {
-  Cursor cursor;
-  cursor.take(hidden * (quantized ? 1 : 2));
-  scales = cursor.take(quantized ? scale_groups(hidden) * sizeof(float) : 0);
-  total = align_up(cursor.at, kLine);
-}
-
 GroupLayout::GroupLayout(const Shape& shape, const Settings& settings) {
   Cursor cursor;
   place_control(cursor, shape);
@@ -103,8 +96,9 @@ void GroupLayout::place_low_latency(Cursor& cursor, const Shape& shape) {
   const std::size_t remote = shape.remote_ranks();
   slot_bytes = align_up(sizeof(SlotHeader) + shape.top_k * sizeof(std::int32_t), 8);
   slots = cursor.take(product(2, ranks, tokens, slot_bytes), kPageBytes);
-  outbox_bytes =
-      std::max(OutboxRow(shape.hidden, false).total, OutboxRow(shape.hidden, true).total);
+  outbox_bytes = 0;
+  for (const Quantize quantize : detail::kQuantizations)
+    outbox_bytes = std::max(outbox_bytes, outbox_row_bytes(shape.hidden, quantize));
   outbox = cursor.take(product(2, tokens, outbox_bytes), kPageBytes);
   // LogFMT keeps its ranges before the row.
   combine_row_stride = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);

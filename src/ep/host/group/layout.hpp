@@ -11,6 +11,7 @@
 
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/notices.hpp"
+#include "ep/plan/row_format.hpp"
 #include "ep/plan/shape.hpp"
 #include "shoal/settings.hpp"
 
@@ -51,6 +52,7 @@ struct NormalNotice {
 struct LowLatencyDispatchNotice {
   std::uint64_t epoch;
   std::uint32_t quantize;
+  float global_scale;         ///< of nvfp4
   std::int32_t count;         ///< of slots
   std::uint32_t has_weights;  ///< 1: weights travel with the tokens to ranks of other nodes
 };
@@ -70,11 +72,10 @@ struct SlotHeader {
   std::int32_t source_token;
 };
 
-/// A row of the outbox: the token in its wire format; at `scales` its float32 scales.
-struct OutboxRow {
-  std::size_t scales, total;
-  OutboxRow(std::int64_t hidden, bool quantized);
-};
+/// Bytes of a row of the outbox: a token as it travels (detail::RowFormat).
+constexpr std::size_t outbox_row_bytes(std::int64_t hidden, Quantize quantize) {
+  return align_up(detail::RowFormat(quantize).wire_bytes(hidden), kLine);
+}
 
 /// Offsets in the group's block of memory, and sizes.
 struct GroupLayout {

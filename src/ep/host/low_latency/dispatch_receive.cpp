@@ -5,7 +5,6 @@
 // Reads the row of each slot once and writes one row per expert that it names. Acknowledges the
 // half (slots_read) when all of it has been read.
 #include <cstring>
-#include <iterator>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -18,18 +17,6 @@ namespace shoal::ep::host {
 namespace {
 
 using shoal::detail::Activity;
-
-/// The scales as the caller sees them: [experts, rows, n] with rows running fastest.
-Tensor scales_view(const LowLatencyResult& result, const Shape& shape, Quantize quantize) {
-  if (quantize == Quantize::none) return {};
-  const std::int64_t groups = detail::scale_groups(shape.hidden), rows = shape.low_latency_rows();
-  const bool packed = quantize == Quantize::fp8_ue8m0;
-  const std::int64_t n = packed ? (groups + 3) / 4 : groups;
-  TensorView view(result.scales.data, packed ? DataType::int32 : DataType::float32,
-                  {shape.local_experts, rows, n});
-  view.strides = {n * rows, 1, rows};
-  return Tensor(view, result.scales.owner);
-}
 
 /// Slots of one source as they came.
 struct Incoming {
@@ -52,9 +39,10 @@ std::optional<LowLatencyDispatchNotice> wait_for_source(HostGroup& group,
   return notice;
 }
 
-std::string name_of_quantize(std::uint32_t value) {
-  constexpr const char* kNames[] = {"none", "fp8", "fp8_power_of_two", "fp8_ue8m0"};
-  return value < std::size(kNames) ? kNames[value] : std::to_string(value);
+/// "quantize nvfp4 and global scale 3.5", as a rank passed it.
+std::string describe_format(Quantize quantize, float global) {
+  const std::string name = fmt::format("quantize {}", detail::name_of(quantize));
+  return quantize == Quantize::nvfp4 ? fmt::format("{} and global scale {}", name, global) : name;
 }
 
 /// Throws Error{mismatch}, on all ranks, when ranks encode differently.
@@ -63,22 +51,30 @@ std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pen
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "receive", "rows"};
   enter_phase(group, step);
   std::vector<Incoming> incoming;
-  std::optional<std::pair<std::int32_t, std::uint32_t>> first,
-      other;  // ranks that differ in quantize
+  struct Format {
+    std::int32_t rank;
+    Quantize quantize;
+    float global_scale;
+  };
+  std::optional<Format> first, other;  // ranks that differ
   for (std::int32_t source = 0; source < group.state.shape.ranks; ++source) {
     const auto notice = wait_for_source(group, pending, source, step);
     incoming.push_back({source, notice ? notice->count : 0, notice && notice->has_weights != 0});
     if (!notice) continue;
-    if (!first) first = {source, notice->quantize};
-    if (notice->quantize != first->second && !other) other = {source, notice->quantize};
+    const Format said{source, static_cast<Quantize>(notice->quantize), notice->global_scale};
+    if (!first) first = said;
+    const bool differs =
+        said.quantize != first->quantize || said.global_scale != first->global_scale;
+    if (differs && !other) other = said;
   }
   if (other) {
     raise_or_mask(group, group.layout.slots_read,
                   epoch);  // stays in step: the rows count as read
-    fail(Code::mismatch,
-         "SHOAL-N597: low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}{}", epoch,
-         group.state.team.world_pe(first->first), name_of_quantize(first->second),
-         group.state.team.world_pe(other->first), name_of_quantize(other->second),
+    fail(Code::mismatch, "SHOAL-N597: low_latency_dispatch {}: PE {} passed {}, PE {} passed {}{}",
+         epoch, group.state.team.world_pe(first->rank),
+         describe_format(first->quantize, first->global_scale),
+         group.state.team.world_pe(other->rank),
+         describe_format(other->quantize, other->global_scale),
          group.state.world->progress().refusal(
              group.pes, group.state.call(shoal::detail::CallKind::low_latency_dispatch, epoch)));
   }
@@ -88,15 +84,16 @@ std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pen
 /// One source's slots, row by row.
 class Expander {
  public:
-  Expander(const HostGroup& group, std::uint64_t epoch, Quantize quantize,
+  Expander(const HostGroup& group, std::uint64_t epoch, const LowLatencyDispatchOptions& options,
            std::span<const Incoming> incoming, LowLatencyResult& result)
       : group_(group),
         shape_(group.state.shape),
         epoch_(epoch),
-        quantize_(quantize),
+        quantize_(options.quantize),
+        format_(quantize_),
         result_(result),
         incoming_(incoming),
-        scales_(OutboxRow(shape_.hidden, true).scales) {}
+        scale_words_(quantize_, options.scale_layout, shape_.hidden, shape_.low_latency_rows()) {}
 
   std::span<const std::int32_t> experts(std::int32_t source, std::int64_t index) const {
     return {reinterpret_cast<const std::int32_t*>(slot(source, index) + sizeof(SlotHeader)),
@@ -122,14 +119,14 @@ class Expander {
     const std::byte* from = row(source, index, source_token);
     void* targets[kMaxTopK];
     std::size_t count = 0;
-    const std::size_t row_bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
+    const std::size_t row_bytes = format_.row_bytes(shape_.hidden);
     for (const std::int32_t expert : experts(source, index)) {
       if (expert < 0) continue;
       const std::int64_t row = expert * shape_.low_latency_rows() + next[expert]++;
       targets[count++] = result_.x.as<std::byte>() + row * row_bytes;
       result_.source_token.as<std::int32_t>()[row] = source_token;
-      if (quantize_ != Quantize::none)
-        write_scales(reinterpret_cast<const float*>(from + scales_), expert, next[expert] - 1);
+      if (format_.quantized())
+        write_scales(from + format_.scales_at(shape_.hidden), expert, next[expert] - 1);
     }
     scatter_row({targets, count}, from, row_bytes, store);
   }
@@ -156,19 +153,23 @@ class Expander {
     return group_.state.peers[source] + group_.layout.outbox_row(epoch_, token, shape_);
   }
 
-  void write_scales(const float* scales, std::int32_t expert, std::int64_t row) const {
-    const std::int64_t groups = detail::scale_groups(shape_.hidden),
-                       rows = shape_.low_latency_rows();
-    if (quantize_ != Quantize::fp8_ue8m0) {
-      float* out = result_.scales.as<float>() + expert * groups * rows + row;
-      for (std::int64_t g = 0; g < groups; ++g) out[g * rows] = scales[g];
-      return;
-    }
-    const std::int64_t words = (groups + 3) / 4;
-    auto* out = result_.scales.as<std::int32_t>() + expert * words * rows + row;
-    for (std::int64_t w = 0; w < words; ++w) {
-      const std::int64_t first = w * 4, count = std::min<std::int64_t>(4, groups - first);
-      numeric::pack_ue8m0({scales + first, static_cast<std::size_t>(count)}, {out + w * rows, 1});
+  void write_scales(const std::byte* scales, std::int32_t expert, std::int32_t row) const {
+    auto* const out = result_.scales.as<std::uint32_t>();
+    const auto groups = static_cast<std::size_t>(format_.groups(shape_.hidden));
+    for (std::uint32_t word = 0; word < scale_words_.words; ++word) {
+      std::uint32_t value = 0;
+      if (quantize_ == Quantize::fp8_ue8m0) {
+        const std::size_t first = std::size_t{word} * 4,
+                          count = std::min<std::size_t>(4, groups - first);
+        std::int32_t packed = 0;
+        numeric::pack_ue8m0({reinterpret_cast<const float*>(scales) + first, count}, {&packed, 1});
+        value = static_cast<std::uint32_t>(packed);
+      } else {
+        const std::size_t at = std::size_t{word} * sizeof value;
+        std::memcpy(&value, scales + at, std::min(sizeof value, groups * format_.scale_bytes - at));
+      }
+      out[scale_words_.index(static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(row),
+                             word)] = value;
     }
   }
 
@@ -176,9 +177,10 @@ class Expander {
   const Shape& shape_;
   std::uint64_t epoch_;
   Quantize quantize_;
+  detail::RowFormat format_;
   LowLatencyResult& result_;
   std::span<const Incoming> incoming_;  // by source
-  std::size_t scales_;
+  detail::ScaleWords scale_words_;
 };
 
 /// Fills the layout of the result: where the rows of each (expert, source) start.
@@ -238,23 +240,20 @@ void keep_remote_tokens(const Expander& expander, const std::vector<Incoming>& i
 
 LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize quantize) {
   const auto& shape = group.state.shape;
-  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows(),
-                     groups = detail::scale_groups(shape.hidden);
+  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
   auto& result = group.low_latency_results[epoch & 1];
   if (!result) {
+    std::size_t scale_bytes = 0;
+    for (const Quantize each : detail::kQuantizations)
+      scale_bytes = std::max(scale_bytes, detail::most_scale_bytes(each, shape));
     result.emplace();
     result->x = Tensor::empty(DataType::bfloat16, {experts, rows, shape.hidden});
-    result->scales = Tensor::empty(DataType::float32, {experts, groups, rows});
+    result->scales = Tensor::empty(DataType::uint8, {static_cast<std::int64_t>(scale_bytes)});
     result->counts = Tensor::empty(DataType::int32, {experts});
     result->source_token = Tensor::empty(DataType::int32, {experts, rows});
     result->layout = Tensor::empty(DataType::int64, {experts, shape.ranks});
   }
-  if (quantize != Quantize::none)
-    static_cast<TensorView&>(result->x) =
-        TensorView(result->x.data, DataType::float8_e4m3, {experts, rows, shape.hidden});
-  else
-    static_cast<TensorView&>(result->x) =
-        TensorView(result->x.data, DataType::bfloat16, {experts, rows, shape.hidden});
+  static_cast<TensorView&>(result->x) = detail::rows_view(result->x.data, quantize, shape);
   return *result;
 }
 
@@ -265,7 +264,7 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
   const std::vector<Incoming> incoming = wait_for_slots(group, pending);
 
   auto& result = result_arrays(group, handle.epoch, quantize);
-  const Expander expander(group, handle.epoch, quantize, incoming, result);
+  const Expander expander(group, handle.epoch, pending.options, incoming, result);
   place_rows(expander, incoming, shape, result, handle);
   keep_remote_tokens(expander, incoming, group, handle);
 
@@ -273,7 +272,7 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
   for (const Incoming& from : incoming) rows += from.count;
   const std::int64_t written =
       std::accumulate(handle.counts.begin(), handle.counts.end(), std::int64_t{0});
-  const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
+  const std::size_t row_bytes = detail::RowFormat(quantize).row_bytes(shape.hidden);
   // Two results are used in turn: the cached part of this one must fit next to the other.
   const Store store = choose_store(2 * written * row_bytes, shape.ranks, last_level_cache_bytes());
   group.workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first,
@@ -297,8 +296,10 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
 
   LowLatencyReceived received;
   received.x = result.x;
-  if (Tensor scales = scales_view(result, shape, quantize); scales.defined())
-    received.scales = std::move(scales);
+  if (quantize != Quantize::none)
+    received.scales = Tensor(
+        detail::scales_view(result.scales.data, quantize, pending.options.scale_layout, shape),
+        result.scales.owner);
   received.counts = result.counts;
   received.source_token = result.source_token;
   received.layout = result.layout;

@@ -4,14 +4,15 @@
 // of other nodes cannot fetch: each gets its headers, with the weights if known, and its rows in
 // one message.
 //
-// Bytes per token: the row, 2 B per channel, or 1 B per channel and 4 B per scale; per copy 4 B and
-// 4 B per top-k slot. On one host a fetched row comes from a cache that all ranks share; copies
+// Bytes per token: the row (detail::RowFormat); per copy 4 B and 4 B per top-k slot. On one host a fetched row comes from a cache that all ranks share; copies
 // pushed to each of them would not fit there. slots_read of the use before last granted the half of
 // outbox and slots; slots_sent is raised after all writes.
 #include <cstring>
+#include <span>
 
 #include "ep/host/low_latency/low_latency.hpp"
 #include "ep/host/signals/reach.hpp"
+#include "ep/numeric/rows.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -19,14 +20,26 @@ namespace {
 using shoal::detail::Activity;
 
 /// Puts one token into the outbox in the form in which it travels.
-void encode(const Shape& shape, Quantize quantize, std::byte* target, const std::uint16_t* row) {
-  if (quantize == Quantize::none) {
-    copy_row(target, row, shape.hidden * sizeof(std::uint16_t), Store::cached);
-    return;
+void encode(std::int64_t hidden, Quantize quantize, float global, std::byte* target,
+            const std::uint16_t* row) {
+  const detail::RowFormat format(quantize);
+  auto* const codes = reinterpret_cast<std::uint8_t*>(target);
+  std::byte* const scales = target + format.scales_at(hidden);
+  const std::span given(reinterpret_cast<const numeric::Bf16*>(row),
+                        static_cast<std::size_t>(hidden));
+  const std::span bytes(reinterpret_cast<std::uint8_t*>(scales),
+                        static_cast<std::size_t>(format.groups(hidden)));
+  switch (quantize) {
+    case Quantize::none:
+      return copy_row(target, row, format.row_bytes(hidden), Store::cached);
+    case Quantize::mxfp8:
+      return numeric::quantize_mxfp8_row(given, {codes, given.size()}, bytes);
+    case Quantize::nvfp4:
+      return numeric::quantize_nvfp4_row(given, global, {codes, given.size() / 2}, bytes);
+    default:
+      return quantize_row(codes, reinterpret_cast<float*>(scales), row, given.size(),
+                          quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
   }
-  auto* scales = reinterpret_cast<float*>(target + OutboxRow(shape.hidden, true).scales);
-  quantize_row(reinterpret_cast<std::uint8_t*>(target), scales, row, shape.hidden,
-               quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
 }
 
 void write_header(std::byte* slot, std::int64_t token, std::span<const std::int64_t> experts,
@@ -77,6 +90,7 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
     HostGroup& group, const ConstTensorView& x, std::shared_ptr<const detail::RoutingState> routing,
     const LowLatencyDispatchOptions& options) {
   const Quantize quantize = options.quantize;
+  const float global = global_scale_of(options);
   const auto& shape = group.state.shape;
   const std::uint64_t epoch = ++group.state.low_latency_dispatch_epoch;
   enter_phase(group, Activity::low_latency_dispatch, epoch, "send");
@@ -87,7 +101,8 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
   group.workers.for_ranges(routing->tokens, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t token = first; token < last; ++token) {
       if (routing->copies_of(token).empty()) continue;
-      encode(shape, quantize, group.state.block + group.layout.outbox_row(epoch, token, shape),
+      encode(shape.hidden, quantize, global,
+             group.state.block + group.layout.outbox_row(epoch, token, shape),
              x.as<std::uint16_t>() + token * shape.hidden);
       for (const detail::Copy& copy : routing->copies_of(token)) {
         if (group.masked[copy.rank] || !group.state.nodes.here(copy.rank)) continue;
@@ -100,7 +115,7 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t rank = (group.state.me + 1 + i) % shape.ranks;
     if (group.masked[rank]) continue;
-    const LowLatencyDispatchNotice notice{epoch, static_cast<std::uint32_t>(quantize),
+    const LowLatencyDispatchNotice notice{epoch, static_cast<std::uint32_t>(quantize), global,
                                           routing->tokens_per_rank[rank],
                                           options.weights.defined() ? 1U : 0U};
     write_or_mask(group, rank, [&] {
@@ -111,8 +126,7 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
   }
   raise_or_mask(group, group.layout.slots_sent, epoch);
   group.state.statistics.rows_sent += routing->copies.size();
-  const std::size_t row_bytes =
-      static_cast<std::size_t>(shape.hidden) * (quantize == Quantize::none ? 2 : 1);
+  const std::size_t row_bytes = detail::RowFormat(quantize).row_bytes(shape.hidden);
   count_rows(group, routing->copies.size(), row_bytes, routing->tokens_per_rank.data());
   for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
     if (!group.state.nodes.here(rank))

@@ -32,7 +32,7 @@ struct InternodeSlots {
 
   InternodeSlots(const Shape& shape, const GroupLayout& layout, Quantize quantize, bool has_weights)
       : header_bytes(layout.remote_header_bytes(has_weights, shape)),
-        row_bytes(OutboxRow(shape.hidden, quantize != Quantize::none).total) {}
+        row_bytes(outbox_row_bytes(shape.hidden, quantize)) {}
   /// Offset of the rows after `count` headers.
   std::size_t rows(std::int64_t count) const { return align_up(count * header_bytes, kLine); }
 };
@@ -45,6 +45,10 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
 /// One of the two sets of result arrays, made when first needed. Pages of rows that are never
 /// received are never touched.
 LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize quantize);
+/// The global scale of a call, 1 without one.
+inline float global_scale_of(const LowLatencyDispatchOptions& options) {
+  return options.global_scale.defined() ? *options.global_scale.as<float>() : 1.0F;
+}
 /// Waits for the slots of all ranks and expands them to the rows of the local experts.
 LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatchState& pending);
 

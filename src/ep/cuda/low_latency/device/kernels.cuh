@@ -23,9 +23,11 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ep/cuda/device/divisor.cuh"
 #include "ep/cuda/device/group.cuh"
+#include "ep/plan/row_format.hpp"
 #include "shoal/ep/group.hpp"
 
 namespace shoal::ep::cuda {
@@ -150,6 +152,58 @@ struct LowLatencySizes {
   std::int32_t hidden, max_tokens;
 };
 
+/// Rows of a dispatch as they travel: detail::RowFormat at the size of a group's rows. Rows of a
+/// source that are shorter than slots lie closer than those.
+struct WireRow {
+  std::uint32_t chunks;        ///< of 16 bytes, in the row without its scales
+  std::uint32_t scale_chunks;  ///< likewise, of its scales without the global one, which follows
+  std::uint32_t scales;        ///< offset of the scales
+  std::uint32_t bytes;         ///< of all of it
+  std::uint32_t saving;        ///< what a slot has more, for each token of the source before it
+
+  WireRow() = default;
+  WireRow(Quantize quantize, std::int64_t hidden, std::size_t slot_bytes) {
+    const detail::RowFormat format(quantize);
+    const auto of_chunks = [](std::size_t n) {
+      return static_cast<std::uint32_t>(n / detail::kWireChunk);
+    };
+    chunks = of_chunks(format.row_bytes(hidden));
+    scale_chunks = of_chunks(format.global_at(hidden) - format.scales_at(hidden));
+    scales = static_cast<std::uint32_t>(format.scales_at(hidden));
+    bytes = static_cast<std::uint32_t>(format.wire_bytes(hidden));
+    saving = format.quantized()
+                 ? static_cast<std::uint32_t>(slot_bytes - align_up(format.wire_bytes(hidden), 128))
+                 : 0;
+  }
+};
+
+/// Encodings that have kernels of their own, so that each has few registers and little code.
+enum class RowKind : std::uint32_t {
+  wide,  ///< bfloat16, or float8 whose scales travel as float32
+  mxfp8,
+  nvfp4
+};
+
+template <RowKind kKind>
+using RowKindOf = std::integral_constant<RowKind, kKind>;
+
+/// Calls f with the kind of a Quantize, as a RowKindOf.
+template <typename F>
+auto for_row_kind(std::uint32_t quantize, F&& f) {
+  if (quantize == static_cast<std::uint32_t>(Quantize::mxfp8))
+    return f(RowKindOf<RowKind::mxfp8>());
+  if (quantize == static_cast<std::uint32_t>(Quantize::nvfp4))
+    return f(RowKindOf<RowKind::nvfp4>());
+  return f(RowKindOf<RowKind::wide>());
+}
+/// Likewise, with each.
+template <typename F>
+void for_each_row_kind(F&& f) {
+  f(RowKindOf<RowKind::wide>());
+  f(RowKindOf<RowKind::mxfp8>());
+  f(RowKindOf<RowKind::nvfp4>());
+}
+
 /// dispatch_send.cuh
 struct LowLatencyDispatchSend {
   DeviceGroup group;
@@ -157,10 +211,12 @@ struct LowLatencyDispatchSend {
   const std::uint16_t* x;  ///< [tokens][hidden] bfloat16
   const void* topk_idx;    ///< [tokens][top_k] int64 or int32
   std::uint32_t topk_is_64;
-  const float* weights;  ///< [tokens][top_k], or nullptr
+  const float* weights;       ///< [tokens][top_k], or nullptr
+  const float* global_scale;  ///< of nvfp4, or nullptr: 1
   std::int32_t tokens;
   std::uint32_t quantize;  ///< Quantize
-  std::uint32_t flags;     ///< not 0: every row is followed by a ready word
+  WireRow row;
+  std::uint32_t flags;  ///< not 0: every row is followed by a ready word
   HandleView handle;
   std::uint64_t serial;
 };
@@ -170,8 +226,11 @@ struct LowLatencyDispatchReceive {
   DeviceGroup group;
   LowLatencySizes sizes;
   std::uint32_t quantize, has_weights;
+  WireRow row;
+  const float* global_scale;  ///< what sources must have, see LowLatencyDispatchSend
   std::byte* x;
-  void* scales;
+  std::uint32_t* scales;
+  detail::ScaleWords scale_words;
   std::int32_t* counts;
   std::int32_t* source_token;
   std::int64_t* layout;

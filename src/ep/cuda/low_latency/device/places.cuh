@@ -46,10 +46,10 @@ __device__ inline std::byte* slot_row(const DeviceGroup& group, std::int32_t ran
                                       std::size_t slot) {
   return group.block[rank] + group.layout.slots + slot * group.layout.slot_bytes;
 }
-/// The row of the slot of `token` in float8.
-__device__ inline std::byte* float8_row(const DeviceGroup& group, std::int32_t rank,
-                                        std::size_t slot, std::int32_t token) {
-  return slot_row(group, rank, slot) - static_cast<std::size_t>(token) * group.layout.float8_saving;
+/// The row of the slot of `token` as `row` says.
+__device__ inline std::byte* slot_row(const DeviceGroup& group, std::int32_t rank, std::size_t slot,
+                                      std::int32_t token, const WireRow& row) {
+  return slot_row(group, rank, slot) - static_cast<std::size_t>(token) * row.saving;
 }
 
 // Notices: two words on the line of a source.

@@ -96,10 +96,8 @@ __device__ void put_slots(const LowLatencyForwardDispatch& call, Outbox<Network>
     has_row = is_epoch(packet.low, epoch) && packet.has_row();
   }
   const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, first);
-  const bool float8 = call.float8 != 0;
-  put_rows(outbox, float8 ? float8_row(group, rank, slot, first) : slot_row(group, rank, slot),
-           group.layout.slot_bytes - (float8 ? group.layout.float8_saving : 0),
-           has_row ? call.row_bytes : 0);
+  put_rows(outbox, slot_row(group, rank, slot, first, call.row),
+           group.layout.slot_bytes - call.row.saving, has_row ? call.row.bytes : 0);
 }
 
 /// Headers, counts, weights and ready words, by the first four lanes.

@@ -20,8 +20,7 @@ struct LowLatencyForwardDispatch {
   LowLatencySizes sizes;
   InternodeRanks remote;
   std::int32_t tokens;
-  std::uint32_t row_bytes;  ///< of a slot, as they travel
-  std::uint32_t float8;     ///< rows lie as float8 rows do
+  WireRow row;
   std::uint32_t has_weights, flags;
 };
 

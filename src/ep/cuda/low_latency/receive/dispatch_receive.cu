@@ -12,11 +12,11 @@ static_assert(kBoundThreads >= dispatch_receive::kThreads);
 namespace low_latency {
 
 /// kCounts: counts(call.group).
-template <bool kCounts>
+template <bool kCounts, RowKind kRows>
 __global__ void __launch_bounds__(kBoundThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ LowLatencyDispatchReceive call) {
   begin_kernel(call.chained != 0);
-  dispatch_receive::receive<kCounts>(call, all_blocks());
+  dispatch_receive::receive<kCounts, kRows>(call, all_blocks());
   end_chained(call.chained != 0);
 }
 
@@ -27,14 +27,18 @@ void launch_low_latency_dispatch_receive(LowLatencyDispatchReceive& call,
                                          const LowLatencyLimits& limits, cudaStream_t stream) {
   const std::uint32_t blocks = dispatch_receive::divide(
       call, limits.most_blocks > 0 ? limits.most_blocks : limits.multiprocessors);
-  launch(counts(call.group) ? low_latency::dispatch_receive_kernel<true>
-                            : low_latency::dispatch_receive_kernel<false>,
-         blocks, dispatch_receive::kThreads, 0, call, limits, stream);
+  for_row_kind(call.quantize, [&](auto rows) {
+    launch(counts(call.group) ? low_latency::dispatch_receive_kernel<true, rows.value>
+                              : low_latency::dispatch_receive_kernel<false, rows.value>,
+           blocks, dispatch_receive::kThreads, 0, call, limits, stream);
+  });
 }
 
 void load_low_latency_dispatch_receive() {
-  load_kernel(low_latency::dispatch_receive_kernel<true>);
-  load_kernel(low_latency::dispatch_receive_kernel<false>);
+  for_each_row_kind([](auto rows) {
+    load_kernel(low_latency::dispatch_receive_kernel<true, rows.value>);
+    load_kernel(low_latency::dispatch_receive_kernel<false, rows.value>);
+  });
 }
 
 }  // namespace shoal::ep::cuda

@@ -120,7 +120,7 @@ __device__ inline __noinline__ std::uint32_t wait_word(const SourceWait& wait, c
   return word;
 }
 
-template <bool kCounts>
+template <bool kCounts, RowKind kRows>
 class DispatchReceiver {
  public:
   /// A barrier of the block has to follow, before which `masked` is not read.
@@ -177,9 +177,6 @@ class DispatchReceiver {
   __device__ SourceWait wait_of(std::int32_t source) const { return {&call_, epoch_, source}; }
   __device__ RowWait row_wait() const {
     return dispatch_row_wait(group_, Phase::low_latency_dispatch_receive, epoch_);
-  }
-  __device__ bool quantized() const {
-    return call_.quantize != static_cast<std::uint32_t>(Quantize::none);
   }
 
   /// Writes the parts of a result that exist once: counts, layout, the number of pairs.
@@ -324,8 +321,9 @@ class DispatchReceiver {
                    wait_ready(wait_of(row.source), slot_ready(group_, group_.me, row.slot))) == 0)
       return;
     copy_piece(row, piece * kPieceChunks);
+    if constexpr (kRows != RowKind::wide) copy_byte_scales(row, piece);
     if (piece != 0) return;
-    if (quantized()) copy_scales(row);
+    if (kRows == RowKind::wide && call_.row.scale_chunks != 0) copy_scales(row);
     if (row.expert < 0) return;
     const std::size_t at = static_cast<std::size_t>(row.expert) * slots_ + row.row;
     call_.source_token[at] = row.token;
@@ -333,11 +331,13 @@ class DispatchReceiver {
     if (call_.has_weights != 0) keep_weight(row, slot);
   }
 
+  __device__ std::byte* place_of(const ReceivedRow& row) const {
+    return slot_row(group_, group_.me, row.slot, row.token, call_.row);
+  }
+
   __device__ void copy_piece(const ReceivedRow& row, std::uint32_t first) const {
-    const std::uint32_t chunks =
-        static_cast<std::uint32_t>(call_.sizes.hidden) * (quantized() ? 1 : 2) / 16;
-    std::byte* const from = quantized() ? float8_row(group_, group_.me, row.slot, row.token)
-                                        : slot_row(group_, group_.me, row.slot);
+    const std::uint32_t chunks = call_.row.chunks;
+    std::byte* const from = place_of(row);
     const std::uint32_t begin = first + lane_id();
     std::uint32_t wanted = 0;
 #pragma unroll
@@ -358,48 +358,116 @@ class DispatchReceiver {
     }
   }
 
-  /// The scales of a row lie a row apart in the result. A lane has four of them.
+  /// Copies float32 scales. A lane has four of them.
   __device__ void copy_scales(const ReceivedRow& row) const {
-    const auto groups = static_cast<std::uint32_t>(numeric::group_count(call_.sizes.hidden));
-    const std::uint32_t words = (groups + 3) / 4;
-    std::byte* const from =
-        float8_row(group_, group_.me, row.slot, row.token) + group_.layout.slot_scales;
+    std::byte* const from = place_of(row) + call_.row.scales;
 #pragma unroll 1
-    for (std::uint32_t first = 0; first < words; first += 32) {
-      const std::uint32_t word = first + lane_id();
+    for (std::uint32_t first = 0; first < call_.row.scale_chunks; first += 32) {
+      const std::uint32_t chunk = first + lane_id();
+      const bool exists = chunk < call_.row.scale_chunks;
       uint4 data[1];
       const bool came = take(
-          group_, row_wait(), word < words ? 1u : 0u, data,
-          [&](int) { return chunk_at(from, word); }, [&](int) { return row.source; });
+          group_, row_wait(), exists ? 1u : 0u, data, [&](int) { return chunk_at(from, chunk); },
+          [&](int) { return row.source; });
       if (__all_sync(kWarp, came) == 0) return;
       const std::uint32_t scales[4] = {data[0].x, data[0].y, data[0].z, data[0].w};
+      if (call_.quantize == static_cast<std::uint32_t>(Quantize::fp8_ue8m0))
+        store_words<1>(row, exists, chunk, {pack_ue8m0(scales, chunk)});
+      else
+        store_words<4>(row, exists, chunk * 4, scales);
+    }
+  }
+
+  /// Four scales as a word, those that the row has.
+  __device__ std::uint32_t pack_ue8m0(const std::uint32_t (&scales)[4], std::uint32_t word) const {
+    const auto groups = static_cast<std::uint32_t>(numeric::group_count(call_.sizes.hidden));
+    std::int32_t packed = 0;
+#pragma unroll
+    for (std::uint32_t g = 0; g < 4; ++g)
+      if (4 * word + g < groups)
+        packed = numeric::with_ue8m0(packed, g, __uint_as_float(scales[g]));
+    return static_cast<std::uint32_t>(packed);
+  }
+
+  /// Stores words of a row's scales, from number `first` on, for each of its experts here. `exists`:
+  /// this lane has words.
+  template <std::uint32_t count>
+  __device__ void store_words(const ReceivedRow& row, bool exists, std::uint32_t first,
+                              const std::uint32_t (&words)[count]) const {
 #pragma unroll 1
-      for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
-        const auto expert =
-            static_cast<std::size_t>(__shfl_sync(kWarp, row.expert, __ffs(left) - 1));
-        const std::uint32_t number = __shfl_sync(kWarp, row.row, __ffs(left) - 1);
-        if (word < words) store_scales(scales, word, groups, expert, number);
+    for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
+      const auto expert =
+          static_cast<std::uint32_t>(__shfl_sync(kWarp, row.expert, __ffs(left) - 1));
+      const std::uint32_t number = __shfl_sync(kWarp, row.row, __ffs(left) - 1);
+      std::uint32_t* const to = call_.scales + call_.scale_words.index(expert, number, first);
+#pragma unroll
+      for (std::uint32_t i = 0; i < count; ++i)
+        if (exists && first + i < call_.scale_words.words)
+          to[i * call_.scale_words.word_stride] = words[i];
+    }
+  }
+
+  /// Copies the scales of a piece where they are bytes, after its codes, which it may restore. A
+  /// lane has sixteen of them.
+  __device__ void copy_byte_scales(const ReceivedRow& row, std::uint32_t piece) const {
+    constexpr bool kFourBits = kRows == RowKind::nvfp4;
+    constexpr std::uint32_t kGroups =
+        kPieceChunks * sizeof(uint4) * (kFourBits ? 2 : 1) / (kFourBits ? 16 : 32);
+    constexpr std::uint32_t kScaleChunks = kGroups / sizeof(uint4);
+    static_assert(kScaleChunks <= 32);
+    std::byte* const from = place_of(row) + call_.row.scales;
+    const std::uint32_t chunk = piece * kScaleChunks + lane_id();
+    const bool exists = lane_id() < kScaleChunks && chunk < call_.row.scale_chunks;
+    const bool global = kFourBits && piece == 0 && lane_id() == 0;
+    uint4 data[2];
+    const bool came = take(
+        group_, row_wait(), (exists ? 1u : 0u) | (global ? 2u : 0u), data,
+        [&](int i) { return chunk_at(from, i == 0 ? chunk : call_.row.scale_chunks); },
+        [&](int) { return row.source; });
+    if (__all_sync(kWarp, came) == 0) return;
+    if (global) check_global_scale(row, data[1].x);
+    std::uint32_t words[4] = {data[0].x, data[0].y, data[0].z, data[0].w};
+    if constexpr (kFourBits) {
+      constexpr std::uint32_t kEscaped = numeric::kNvfp4Escaped * 0x0101'0101u;
+      const std::uint32_t any = (words[0] | words[1] | words[2] | words[3]) & kEscaped;
+      if (__any_sync(kWarp, exists && any != 0) != 0) restore(row, exists, chunk, words);
+#pragma unroll
+      for (std::uint32_t& word : words) word &= ~kEscaped;
+    } else {
+#pragma unroll
+      for (std::uint32_t& word : words)
+        word |= __vcmpeq4(word, kMxNanOnTheWire * 0x0101'0101u) & 0x0101'0101u;
+    }
+    store_words<4>(row, exists, chunk * 4, words);
+  }
+
+  /// Restores the groups of sixteen channels whose scales say that their codes travelled as
+  /// escape_nvfp4 has made them. The warp has stored these codes itself.
+  __device__ __noinline__ void restore(const ReceivedRow& row, bool exists, std::uint32_t chunk,
+                                       const std::uint32_t (&words)[4]) const {
+    __syncwarp();
+#pragma unroll 1
+    for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
+      std::byte* const to =
+          call_.x + target(row, __ffs(left) - 1) * call_.row.chunks * sizeof(uint4);
+#pragma unroll 1
+      for (std::uint32_t g = 0; exists && g < sizeof(uint4); ++g) {
+        if ((words[g / 4] >> 8 * (g % 4) & numeric::kNvfp4Escaped) == 0) continue;
+        auto* const at = reinterpret_cast<uint2*>(to) + (chunk * sizeof(uint4) + g);
+        uint2 codes = *at;
+        numeric::restore_nvfp4(codes.x, codes.y, kSentinel);
+        *at = codes;
       }
     }
   }
 
-  __device__ void store_scales(const std::uint32_t (&scales)[4], std::uint32_t word,
-                               std::uint32_t groups, std::size_t expert, std::size_t row) const {
-    if (call_.quantize == static_cast<std::uint32_t>(Quantize::fp8_ue8m0)) {
-      std::int32_t packed = 0;
-#pragma unroll
-      for (std::uint32_t g = 0; g < 4; ++g)
-        if (4 * word + g < groups)
-          packed = numeric::with_ue8m0(packed, g, __uint_as_float(scales[g]));
-      static_cast<std::int32_t*>(
-          call_.scales)[(expert * ((groups + 3) / 4) + word) * slots_ + row] = packed;
-      return;
-    }
-#pragma unroll
-    for (std::uint32_t g = 0; g < 4; ++g)
-      if (4 * word + g < groups)
-        static_cast<std::uint32_t*>(call_.scales)[(expert * groups + 4 * word + g) * slots_ + row] =
-            scales[g];
+  /// Reports a source whose global scale is another one.
+  __device__ __noinline__ void check_global_scale(const ReceivedRow& row,
+                                                  std::uint32_t bits) const {
+    const float mine = call_.global_scale == nullptr ? 1.0F : *call_.global_scale;
+    if (bits != __float_as_uint(mine))
+      report_fault(group_, Fault::mismatch, Phase::low_latency_dispatch_receive, kDispatchOperation,
+                   row.source, epoch_, bits, 0, 0, 0, false);
   }
 
   /// Copies the weight of this lane's top-k slot: the half may be written again before the combine
@@ -427,10 +495,10 @@ class DispatchReceiver {
 };
 
 /// The receive. The `blocks` blocks call; kCounts: counts(call.group).
-template <bool kCounts>
+template <bool kCounts, RowKind kRows>
 __device__ void receive(const LowLatencyDispatchReceive& call, const BlockRange& blocks) {
   __shared__ bool masked[kMaxDeviceRanks];
-  DispatchReceiver<kCounts> receiver(call, blocks, masked);
+  DispatchReceiver<kCounts, kRows> receiver(call, blocks, masked);
   __syncthreads();
   receiver.pass();
   receiver.run();
@@ -439,11 +507,9 @@ __device__ void receive(const LowLatencyDispatchReceive& call, const BlockRange&
 
 /// Completes `call`. Returns the number of blocks, at most `most`.
 inline std::uint32_t divide(LowLatencyDispatchReceive& call, std::int32_t most) {
-  const auto hidden = static_cast<std::uint32_t>(call.sizes.hidden);
-  const bool quantized = call.quantize != static_cast<std::uint32_t>(Quantize::none);
   const auto tokens = static_cast<std::uint32_t>(call.sizes.max_tokens);
   const std::uint32_t slots = static_cast<std::uint32_t>(call.group.ranks) * tokens;
-  call.pieces = (hidden * (quantized ? 1 : 2) / 16 + kPieceChunks - 1) / kPieceChunks;
+  call.pieces = (call.row.chunks + kPieceChunks - 1) / kPieceChunks;
   call.by_tokens = Divisor(tokens);
   call.by_slots = Divisor(slots);
   // A few busy warps in each block rather than all in one.

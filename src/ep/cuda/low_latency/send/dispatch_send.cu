@@ -7,11 +7,11 @@ namespace {
 namespace low_latency {
 
 /// kCounts: counts(call.group), as in the other kernels.
-template <bool kCounts>
+template <bool kCounts, RowKind kRows>
 __global__ void __launch_bounds__(dispatch_send::kMaxThreads + 32)
     dispatch_send_kernel(const __grid_constant__ LowLatencyDispatchSend call) {
   begin_kernel();
-  dispatch_send::send<kCounts>(call, all_blocks());
+  dispatch_send::send<kCounts, kRows>(call, all_blocks());
 }
 
 }  // namespace low_latency
@@ -21,15 +21,19 @@ void launch_low_latency_dispatch_send(const LowLatencyDispatchSend& call,
                                       const LowLatencyLimits& limits, cudaStream_t stream) {
   const std::int32_t most =
       limits.most_blocks > 0 ? limits.most_blocks : 4 * limits.multiprocessors;
-  launch(counts(call.group) ? low_latency::dispatch_send_kernel<true>
-                            : low_latency::dispatch_send_kernel<false>,
-         dispatch_send::blocks_of(call, most), dispatch_send::threads_of(call.sizes), 0, call,
-         limits, stream);
+  for_row_kind(call.quantize, [&](auto rows) {
+    launch(counts(call.group) ? low_latency::dispatch_send_kernel<true, rows.value>
+                              : low_latency::dispatch_send_kernel<false, rows.value>,
+           dispatch_send::blocks_of(call, most), dispatch_send::threads_of(call.sizes), 0, call,
+           limits, stream);
+  });
 }
 
 void load_low_latency_dispatch_send() {
-  load_kernel(low_latency::dispatch_send_kernel<true>);
-  load_kernel(low_latency::dispatch_send_kernel<false>);
+  for_each_row_kind([](auto rows) {
+    load_kernel(low_latency::dispatch_send_kernel<true, rows.value>);
+    load_kernel(low_latency::dispatch_send_kernel<false, rows.value>);
+  });
 }
 
 }  // namespace shoal::ep::cuda

@@ -3,9 +3,8 @@
 // has one of its experts, into a slot fixed by (source, token); the receiver copies it for each
 // expert.
 //
-// Moves, for each copy of a token, from x to the slot at the receiving rank: the row (2 B a
-// channel, or 1 B and 4 B of scale for each 128 channels), and 4 B a top-k slot of weights where
-// they travel. Every rank gets a header of 16 B for each two top-k slots of every token, and once 8
+// Moves, for each copy of a token, from x to the slot at the receiving rank: the row
+// (detail::RowFormat), and 4 B a top-k slot of weights where they travel. Every rank gets a header of 16 B for each two top-k slots of every token, and once 8
 // B for each of its experts.
 //
 // The first block sends what exists once for a dispatch: notices, and the counts of rows before all
@@ -24,11 +23,10 @@
 // latency, not that of the links.
 #pragma once
 
-#include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/device/grants.cuh"
 #include "ep/cuda/low_latency/device/launch.cuh"
 #include "ep/cuda/low_latency/device/topk_slots.cuh"
-#include "ep/numeric/numeric.hpp"
+#include "ep/cuda/low_latency/formats/encode.cuh"
 
 namespace shoal::ep::cuda::dispatch_send {
 
@@ -36,36 +34,6 @@ namespace shoal::ep::cuda::dispatch_send {
 // an SM; at least one for each rank, because a thread waits for the grant of each.
 constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
 constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
-
-/// Two codes, the first in the low byte. The instruction rounds to nearest even, saturates and
-/// turns every NaN into 0x7f, as numeric::encode_e4m3 does.
-__device__ inline std::uint32_t encode_pair(float first, float second) {
-#if __CUDA_ARCH__ >= 890
-  return ptx::cvt_rn_satfinite_e4m3x2_f32(second, first);
-#else
-  return numeric::encode_e4m3(first) | std::uint32_t{numeric::encode_e4m3(second)} << 8;
-#endif
-}
-
-__device__ inline uint2 encode(const uint4& vector, float scale) {
-  float values[8];
-  Bfloat16Vector::widen(vector, values);
-  std::uint32_t pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    pairs[i] =
-        encode_pair(numeric::mul(values[2 * i], scale), numeric::mul(values[2 * i + 1], scale));
-  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
-}
-
-__device__ inline std::uint32_t largest_magnitude(const uint4& a, const uint4& b) {
-  constexpr std::uint32_t kMagnitudes = 0x7fff'7fffu;
-  std::uint32_t most = __vmaxu2(a.x & kMagnitudes, a.y & kMagnitudes);
-  most = __vmaxu2(most, __vmaxu2(a.z & kMagnitudes, a.w & kMagnitudes));
-  most = __vmaxu2(most, __vmaxu2(b.x & kMagnitudes, b.y & kMagnitudes));
-  most = __vmaxu2(most, __vmaxu2(b.z & kMagnitudes, b.w & kMagnitudes));
-  return max(most & 0xffffu, most >> 16);
-}
 
 __device__ inline std::int64_t given_expert(const LowLatencyDispatchSend& call, std::int32_t at) {
   return call.topk_is_64 != 0 ? static_cast<const std::int64_t*>(call.topk_idx)[at]
@@ -281,14 +249,70 @@ __device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const
     inverse.z = __shfl_sync(kWarp, bits, 2 * kThreadsPerGroup);
     inverse.w = __shfl_sync(kWarp, bits, 3 * kThreadsPerGroup);
     for_targets(t, [&](std::int32_t rank) {
-      std::byte* const target = float8_row(call.group, rank, slot, token);
+      std::byte* const target = slot_row(call.group, rank, slot, token, call.row);
       if (unit < units) store_row(reinterpret_cast<uint4*>(target) + unit, codes);
       if (lane_id() == 0)  // slots have room for a multiple of four scales
-        store_row(reinterpret_cast<uint4*>(target + call.group.layout.slot_scales +
+        store_row(reinterpret_cast<uint4*>(target + call.row.scales +
                                            first / kThreadsPerGroup * sizeof(float)),
                   inverse);
     });
   }
+}
+
+/// Sends a row whose scales are bytes, 16 channels a thread. Lanes with scales of neighbouring
+/// groups put them together, so that the scales of a warp are one or two stores.
+template <RowKind kRows>
+__device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                                     const std::uint16_t* row, std::size_t slot,
+                                     std::int32_t token) {
+  constexpr bool kFourBits = kRows == RowKind::nvfp4;
+  constexpr int kLanes = kFourBits ? 1 : 2;           // of a group
+  constexpr std::uint32_t kScaleChunks = 2 / kLanes;  // of a warp
+  const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
+  const auto lane = static_cast<int>(lane_id());
+  const float global = kFourBits && call.global_scale != nullptr ? __ldg(call.global_scale) : 1.0F;
+  for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
+    const std::uint32_t unit = first + lane_id();
+    uint4 low{}, high{};
+    if (unit < units) {
+      low = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit);
+      high = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit + 1);
+    }
+    std::uint32_t largest = largest_magnitude(low, high);
+    if constexpr (!kFourBits) largest = max(largest, __shfl_xor_sync(kWarp, largest, 1));
+    uint4 codes;
+    std::uint32_t word = encode_unit<kRows>(low, high, largest, global, codes)
+                         << 8 * (lane / kLanes % 4);
+    word |= __shfl_xor_sync(kWarp, word, kLanes);
+    word |= __shfl_xor_sync(kWarp, word, 2 * kLanes);
+    const int from = kFourBits ? lane % 2 * 16 : 0;
+    uint4 scales;
+    scales.x = __shfl_sync(kWarp, word, from);
+    scales.y = __shfl_sync(kWarp, word, from + 4 * kLanes);
+    scales.z = __shfl_sync(kWarp, word, from + 8 * kLanes);
+    scales.w = __shfl_sync(kWarp, word, from + 12 * kLanes);
+    if constexpr (kFourBits) {  // two lanes have 16 bytes
+      codes.z = __shfl_xor_sync(kWarp, codes.x, 1);
+      codes.w = __shfl_xor_sync(kWarp, codes.y, 1);
+    }
+    const std::uint32_t scale_chunk = first / (16 * kLanes) + lane_id();
+    for_targets(t, [&](std::int32_t rank) {
+      auto* const target =
+          reinterpret_cast<uint4*>(slot_row(call.group, rank, slot, token, call.row));
+      if (unit < units && (!kFourBits || lane % 2 == 0))
+        ptx::st_relaxed_sys_global(target + (kFourBits ? unit / 2 : unit), codes);
+      if (lane_id() < kScaleChunks && scale_chunk < call.row.scale_chunks)
+        ptx::st_relaxed_sys_global(target + call.row.scales / sizeof(uint4) + scale_chunk, scales);
+    });
+  }
+  if (!kFourBits || threadIdx.x >= 32) return;
+  for_targets(t, [&](std::int32_t rank) {
+    if (lane == 0)
+      store_row(reinterpret_cast<uint4*>(slot_row(call.group, rank, slot, token, call.row) +
+                                         call.row.scales) +
+                    call.row.scale_chunks,
+                uint4{__float_as_uint(global), 0, 0, 0});
+  });
 }
 
 /// Sends the header of the token to every rank. A warp of its own calls, in addition to those that
@@ -327,8 +351,9 @@ __device__ inline void send_header(const LowLatencyDispatchSend& call, const Low
 __device__ inline void count_rows(const LowLatencyDispatchSend& call, const LowLatencyToken& t) {
   const DeviceGroup& group = call.group;
   if ((t.targets >> lane_id() & 1) == 0) return;
-  const bool quantized = call.quantize != static_cast<std::uint32_t>(Quantize::none);
-  count_up(&low_latency_rows(group).sent[t.slot.rank][quantized ? 1 : 0], 1);
+  const auto format = static_cast<Quantize>(call.quantize);
+  const int bits = format == Quantize::none ? 0 : format == Quantize::nvfp4 ? 2 : 1;
+  count_up(&low_latency_rows(group).sent[t.slot.rank][bits], 1);
 }
 
 /// Sends the weights of the top-k slots, a rank at a time. One warp calls.
@@ -350,11 +375,14 @@ __device__ inline void send_ready(const LowLatencyDispatchSend& call, const LowL
 }
 
 /// Sends everything but the header. The threads that send rows call.
-__device__ inline void send_token(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                  const std::uint16_t* row, std::uint64_t epoch, std::size_t slot,
-                                  std::int32_t token, std::uint32_t row_threads) {
+template <RowKind kRows>
+__device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                           const std::uint16_t* row, std::uint64_t epoch, std::size_t slot,
+                           std::int32_t token, std::uint32_t row_threads) {
   if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
-  if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
+  if constexpr (kRows != RowKind::wide)
+    send_byte_scaled_row<kRows>(call, t, row, slot, token);
+  else if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
     send_row(call, t, row, slot);
   else
     send_float8_row(call, t, row, slot, token);
@@ -432,7 +460,7 @@ __device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::u
 /// The other blocks' part: tokens `token`, `token + step`, ... Returns pass_epoch().
 ///
 /// The warp of the headers waits for the grants while the others load and number the first token.
-template <bool kCounts>
+template <bool kCounts, RowKind kRows>
 __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::uint64_t epoch,
                                      std::uint32_t row_threads, std::int32_t token,
                                      std::int32_t step, bool* masked) {
@@ -463,7 +491,7 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
       if (kCounts) count_rows(call, t);
       numbers[lane_id()] = 0;
     } else {
-      send_token(call, t, row_of(call, token), epoch, slot, token, row_threads);
+      send_token<kRows>(call, t, row_of(call, token), epoch, slot, token, row_threads);
       if (me < group.top_k)
         call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.expert;
     }
@@ -479,7 +507,7 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
 }
 
 /// The send. The `blocks` blocks call, of blockDim.x threads; kCounts: counts(call.group).
-template <bool kCounts>
+template <bool kCounts, RowKind kRows>
 __device__ void send(const LowLatencyDispatchSend& call, const BlockRange& blocks) {
   __shared__ bool masked[kMaxDeviceRanks];
   const DeviceGroup& group = call.group;
@@ -491,8 +519,9 @@ __device__ void send(const LowLatencyDispatchSend& call, const BlockRange& block
   const auto block = static_cast<std::int32_t>(blocks.me),
              count = static_cast<std::int32_t>(blocks.count);
   const std::uint32_t passed =
-      block == 0 ? notify_ranks<kCounts>(call, epoch, row_threads, masked)
-                 : send_tokens<kCounts>(call, epoch, row_threads, block - 1, count - 1, masked);
+      block == 0
+          ? notify_ranks<kCounts>(call, epoch, row_threads, masked)
+          : send_tokens<kCounts, kRows>(call, epoch, row_threads, block - 1, count - 1, masked);
   if (kCounts && threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
   end_kernel(group, KernelKind::low_latency_dispatch_send, false, passed, blocks.count, [&] {
     group.memory->dispatches_sent = epoch;

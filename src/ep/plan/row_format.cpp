@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/plan/row_format.hpp"
+
+namespace shoal::ep::detail {
+
+TensorView rows_view(void* data, Quantize quantize, const Shape& shape) {
+  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
+  if (quantize == Quantize::nvfp4)
+    return {data, DataType::uint8, {experts, rows, shape.hidden / 2}};
+  return {data,
+          quantize == Quantize::none ? DataType::bfloat16 : DataType::float8_e4m3,
+          {experts, rows, shape.hidden}};
+}
+
+TensorView scales_view(void* data, Quantize quantize, ScaleLayout layout, const Shape& shape) {
+  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
+  const ScaleWords scales(quantize, layout, shape.hidden, rows);
+  const std::int64_t words = scales.words;
+  const bool bytes = has_byte_scales(quantize);
+  if (scales.layout == ScaleLayout::columns) {
+    TensorView view(data, bytes ? DataType::int32 : DataType::float32, {experts, rows, words});
+    view.strides = {words * rows, 1, rows};
+    return view;
+  }
+  if (!bytes) return {data, DataType::float32, {experts, rows, words}};
+  const DataType dtype = quantize == Quantize::nvfp4 ? DataType::float8_e4m3 : DataType::uint8;
+  if (scales.layout == ScaleLayout::tiles) {
+    constexpr std::int64_t kTileRows = ScaleWords::kTileRows;
+    const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    return {data, dtype, {experts, tiles, words, kTileRows * 4}};
+  }
+  TensorView view(data, dtype, {experts, rows, RowFormat(quantize).groups(shape.hidden)});
+  view.strides = {rows * words * 4, words * 4, 1};
+  return view;
+}
+
+}  // namespace shoal::ep::detail

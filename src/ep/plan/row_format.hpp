@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// row_format.hpp: the encodings of rows of a low-latency dispatch (Quantize): how a row travels,
+// and where its scales lie in a result (ScaleLayout). Pure; for the host and for kernels.
+//
+// A row travels as its codes, then, on multiples of 16 bytes, its scales, and the global scale
+// where the format has one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
+#include "base/align.hpp"
+#include "ep/plan/shape.hpp"
+#include "shoal/config.hpp"
+#include "shoal/ep/low_latency.hpp"
+
+namespace shoal::ep::detail {
+
+inline constexpr std::size_t kWireChunk = 16;  ///< bytes to which parts of a row are aligned
+
+struct RowFormat {
+  std::uint32_t channel_bits;  ///< of a code
+  std::uint32_t group;         ///< channels that share a scale; 0: there are no scales
+  std::uint32_t scale_bytes;   ///< of a scale as it travels
+  bool has_global;             ///< a float32 scale for all groups travels too
+
+  constexpr explicit RowFormat(Quantize quantize)
+      : channel_bits(quantize == Quantize::none    ? 16
+                     : quantize == Quantize::nvfp4 ? 4
+                                                   : 8),
+        group(quantize == Quantize::none    ? 0
+              : quantize == Quantize::mxfp8 ? 32
+              : quantize == Quantize::nvfp4 ? 16
+                                            : 128),
+        scale_bytes(quantize == Quantize::mxfp8 || quantize == Quantize::nvfp4 ? 1 : 4),
+        has_global(quantize == Quantize::nvfp4) {}
+
+  constexpr bool quantized() const { return group != 0; }
+  constexpr std::size_t row_bytes(std::int64_t hidden) const {
+    return static_cast<std::size_t>(hidden) * channel_bits / 8;
+  }
+  constexpr std::int64_t groups(std::int64_t hidden) const {
+    return quantized() ? (hidden + group - 1) / group : 0;
+  }
+  /// Offsets in a row as it travels, and its size.
+  constexpr std::size_t scales_at(std::int64_t hidden) const {
+    return align_up(row_bytes(hidden), kWireChunk);
+  }
+  constexpr std::size_t global_at(std::int64_t hidden) const {
+    return scales_at(hidden) +
+           align_up(static_cast<std::size_t>(groups(hidden)) * scale_bytes, kWireChunk);
+  }
+  constexpr std::size_t wire_bytes(std::int64_t hidden) const {
+    return quantized() ? global_at(hidden) + (has_global ? kWireChunk : 0) : row_bytes(hidden);
+  }
+};
+
+/// The name as written in the enumeration; "?" for other values.
+constexpr const char* name_of(Quantize quantize) {
+  constexpr const char* kNames[] = {"none",      "fp8",   "fp8_power_of_two",
+                                    "fp8_ue8m0", "mxfp8", "nvfp4"};
+  const auto at = static_cast<std::size_t>(quantize);
+  return at < std::size(kNames) ? kNames[at] : "?";
+}
+
+/// True if scales of a result are bytes: four of them, of neighbouring groups, are a word.
+constexpr bool has_byte_scales(Quantize quantize) {
+  return quantize >= Quantize::fp8_ue8m0;
+}
+
+/// ScaleLayout::automatic as the layout that it stands for.
+constexpr ScaleLayout layout_of(Quantize quantize, ScaleLayout given) {
+  if (given != ScaleLayout::automatic) return given;
+  return quantize == Quantize::nvfp4 ? ScaleLayout::tiles : ScaleLayout::columns;
+}
+
+/// Where the scales of a result lie, in words of 4 bytes: a float32 scale, or four bytes.
+struct ScaleWords {
+  static constexpr std::uint32_t kTileRows = 128, kTileLanes = 32;
+
+  ScaleLayout layout = ScaleLayout::automatic;
+  std::uint32_t words = 0;  ///< of a row
+  /// Words from a word of a row to the next; from a row to the next, but in tiles.
+  std::uint32_t word_stride = 0, row_stride = 0;
+  std::uint64_t expert_stride = 0;
+
+  ScaleWords() = default;
+  constexpr ScaleWords(Quantize quantize, ScaleLayout given, std::int64_t hidden,
+                       std::int64_t expert_rows)
+      : layout(layout_of(quantize, given)),
+        words(static_cast<std::uint32_t>(RowFormat(quantize).groups(hidden))) {
+    if (has_byte_scales(quantize)) words = (words + 3) / 4;
+    const auto rows = static_cast<std::uint32_t>(expert_rows);
+    const bool tiles = layout == ScaleLayout::tiles, columns = layout == ScaleLayout::columns;
+    word_stride = tiles ? kTileRows : columns ? rows : 1;
+    row_stride = columns ? 1 : words;
+    expert_stride = (tiles ? align_up(rows, kTileRows) : rows) * std::uint64_t{words};
+  }
+
+  /// Index of the first word of row `row` of an expert.
+  SHOAL_HOST_DEVICE constexpr std::uint64_t first(std::uint32_t expert, std::uint32_t row) const {
+    const std::uint64_t in_expert = layout == ScaleLayout::tiles
+                                        ? std::uint64_t{row / kTileRows} * kTileRows * words +
+                                              row % kTileLanes * (kTileRows / kTileLanes) +
+                                              row % kTileRows / kTileLanes
+                                        : std::uint64_t{row} * row_stride;
+    return expert * expert_stride + in_expert;
+  }
+  SHOAL_HOST_DEVICE constexpr std::uint64_t index(std::uint32_t expert, std::uint32_t row,
+                                                  std::uint32_t word) const {
+    return first(expert, row) + std::uint64_t{word} * word_stride;
+  }
+  /// Of the scales of `experts` experts.
+  constexpr std::size_t bytes(std::int64_t experts) const {
+    return static_cast<std::size_t>(experts) * expert_stride * sizeof(std::uint32_t);
+  }
+};
+
+/// Bytes of the scales of a result, in the layout that takes most.
+constexpr std::size_t most_scale_bytes(Quantize quantize, const Shape& shape) {
+  if (quantize == Quantize::none) return 0;
+  const ScaleLayout layout = has_byte_scales(quantize) ? ScaleLayout::tiles : ScaleLayout::columns;
+  return ScaleWords(quantize, layout, shape.hidden, shape.low_latency_rows())
+      .bytes(shape.local_experts);
+}
+
+/// The rows of a result in host memory at `data`, as LowLatencyReceived describes them.
+TensorView rows_view(void* data, Quantize quantize, const Shape& shape);
+/// Its scales; not without quantization.
+TensorView scales_view(void* data, Quantize quantize, ScaleLayout layout, const Shape& shape);
+
+/// All encodings, for what has to have room for each.
+inline constexpr Quantize kQuantizations[] = {
+    Quantize::none,      Quantize::fp8,   Quantize::fp8_power_of_two,
+    Quantize::fp8_ue8m0, Quantize::mxfp8, Quantize::nvfp4};
+
+/// Channels of which rows must be a multiple, in this encoding.
+constexpr std::int64_t hidden_multiple(Quantize quantize) {
+  return quantize == Quantize::none    ? 1
+         : quantize == Quantize::nvfp4 ? 64
+         : quantize == Quantize::mxfp8 ? 32
+                                       : 16;
+}
+
+}  // namespace shoal::ep::detail

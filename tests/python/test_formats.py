@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of low-latency dispatch in every format, against float64 and ml_dtypes: codes and scales bit
+by bit, each layout of scales, and the errors that docs/guide/formats.md states."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+torch = pytest.importorskip("torch")
+
+import shoal
+
+HIDDEN, TOKENS, GLOBAL = 1024, 130, 3.7
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "formats.md"
+GROUPS = {"fp8": 128, "fp8_power_of_two": 128, "fp8_ue8m0": 128, "mxfp8": 32, "nvfp4": 16}
+
+
+def activations():
+    """Heavy-tailed rows with a few large channels, as hidden states have; exact in bfloat16."""
+    random = np.random.default_rng(7)
+    channels = np.exp(random.normal(0, 0.6, HIDDEN))
+    channels[random.permutation(HIDDEN)[:8]] *= 30
+    rows = random.standard_t(4, (TOKENS, HIDDEN)) * channels
+    rows[0], rows[1, :64], rows[2, 5] = 0, 1e-30, np.nan
+    rows[3, 40], rows[4, :16] = np.inf, -3
+    return torch.from_numpy(rows).to(torch.bfloat16)
+
+
+def in_bytes(tensor):
+    """A copy of its elements in their order."""
+    if tensor.element_size() == 1:
+        tensor = tensor.view(torch.uint8)
+    return np.array(tensor.numpy(), order="C").reshape(tensor.shape).copy("C").view(np.uint8)
+
+
+def received(settings, x, **options):
+    """What one rank with one expert receives of its own rows: (x, scales) as NumPy bytes."""
+
+    def body(world):
+        group = shoal.ep.Group(
+            world.team, hidden=x.shape[1], top_k=1, experts=1, low_latency_max_tokens=len(x)
+        )
+        indices = torch.zeros((len(x), 1), dtype=torch.int64)
+        got = group.low_latency_dispatch(x, indices, **options).receive()
+        parts = [in_bytes(got.x[0]), in_bytes(got.scales[0])]
+        group.close()
+        return parts
+
+    return shoal.run_threads(1, body, settings)[0]
+
+
+def grouped(x, group):
+    values = x.to(torch.float64).numpy().reshape(len(x), -1, group)
+    return values, np.abs(values).max(-1, keepdims=True)
+
+
+def mxfp8(x):
+    """(codes, scales) by float64 and the casts of ml_dtypes."""
+    values, amax = grouped(x, 32)
+    with np.errstate(all="ignore"):
+        exponent = np.maximum(np.ceil(np.log2(amax / 448)), -127)
+        scale = np.where(np.isfinite(amax), np.exp2(exponent), np.nan)
+        codes = (values / scale).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    codes[np.isnan(np.broadcast_to(scale, values.shape))] = 0x7F
+    scales = np.where(np.isnan(scale), 0xFF, np.nan_to_num(exponent) + 127).astype(np.uint8)
+    return codes.reshape(len(x), -1), scales[..., 0]
+
+
+def nvfp4(x):
+    values, amax = grouped(x, 16)
+    one = np.float32(GLOBAL)
+    with np.errstate(all="ignore"):
+        wanted = np.float32(np.float32(np.float32(amax) / np.float32(6)) * one)
+        scale = np.minimum(wanted, 448).astype(ml_dtypes.float8_e4m3fn)
+        divisor = scale.astype(np.float32) / one
+        usable = np.isfinite(amax) & (divisor > 0)
+        quotient = np.where(usable, np.float32(values) / divisor, np.copysign(0, values))
+        codes = np.clip(quotient, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    codes = codes.view(np.uint8) & 0xF
+    codes[~np.broadcast_to(usable, codes.shape)] &= 0x8
+    codes = codes.reshape(len(x), -1, 2)
+    scales = scale.view(np.uint8)
+    scales[~np.isfinite(amax)] = 0x7F
+    return codes[..., 0] | codes[..., 1] << 4, scales[..., 0]
+
+
+def in_rows(scales, layout, groups, rows):
+    """Scales of one byte as [rows, groups], by what ScaleLayout says of each layout."""
+    if layout == "rows":
+        return scales
+    if layout == "columns":  # words of four, which .contiguous() has put in the order of rows
+        return scales.reshape(rows, -1)[:, :groups]
+    tiles = scales.reshape(-1, -(-groups // 4), 32, 4, 4)
+    return tiles.transpose(0, 3, 2, 1, 4).reshape(-1, 4 * tiles.shape[1])[:rows, :groups]
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "tiles"])
+@pytest.mark.parametrize("hidden", [HIDDEN, 960, 64])
+@pytest.mark.parametrize("format_", [mxfp8, nvfp4])
+def test_codes_and_scales_equal_ml_dtypes(format_, hidden, layout, settings):
+    x = activations()[:, :hidden].contiguous()
+    options = {"quantize": format_.__name__, "scale_layout": layout}
+    if format_ is nvfp4:
+        options["global_scale"] = np.array([GLOBAL], np.float32)
+    codes, scales = received(settings, x, **options)
+    want_codes, want_scales = format_(x)
+    np.testing.assert_array_equal(
+        in_rows(scales, layout, want_scales.shape[1], len(x)), want_scales
+    )
+    codes = np.where(codes & 0x7F == 0x7F, 0x7F, codes) if format_ is mxfp8 else codes
+    np.testing.assert_array_equal(codes, want_codes)
+
+
+def decoded(name, codes, scales, rows, global_scale):
+    """The values as float64."""
+    if name == "nvfp4":
+        values = np.stack((codes & 0xF, codes >> 4), -1).reshape(rows, -1)
+        values = values.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        scales = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64) / global_scale
+    else:
+        values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        if name in ("fp8", "fp8_power_of_two"):
+            scales = scales.view(np.float32).astype(np.float64)
+        else:
+            scales = np.exp2(scales.astype(np.float64) - 127)
+    return values * np.repeat(scales, GROUPS[name], -1)[:, : values.shape[1]]
+
+
+def errors(name, x, settings):
+    """(root mean square error, of that of the values; largest error, of the largest value of its
+    row), in percent."""
+    options, global_scale = {}, None
+    if name == "nvfp4":
+        global_scale = np.array([448 * 6 / float(x.abs().max())], np.float32)
+        options["global_scale"] = global_scale
+    codes, scales = received(settings, x, quantize=name, scale_layout="rows", **options)
+    want = x.to(torch.float64).numpy()
+    error = np.abs(decoded(name, codes, scales, len(x), global_scale) - want)
+    largest = (error / np.abs(want).max(-1, keepdims=True)).max()
+    return 100 * np.sqrt((error**2).mean() / (want**2).mean()), 100 * largest
+
+
+def test_the_page_states_the_errors(settings):
+    """Of rows without NaNs and zeros; the page rounds to two digits."""
+    x = activations()[5:]
+    stated = dict(
+        re.findall(r"^\| `(\w+)` \| .*? \| ([\d.]+ \| [\d.]+) \|$", PAGE.read_text(), re.M)
+    )
+    assert set(stated) == set(GROUPS)
+    for name, cells in stated.items():
+        mean, largest = (float(cell) for cell in cells.split(" | "))
+        got = errors(name, x, settings)
+        assert got == pytest.approx((mean, largest), rel=0.05), (name, got)
