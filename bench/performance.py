@@ -25,6 +25,7 @@ OPERATIONS = {
 SWEEP, PEERS = "2-gpus/gpu-normal-by-sms.json", "2-gpus/peers.json"
 PROGRAMS, OVERHEAD = "4-gpus/peers.json", "2-gpus/python-overhead.json"
 # bench/deep_ep_pairs.py over each library, in turns on one machine.
+LAYER = "2-gpus/deep-ep-layer.json"
 PAIRS = {"Shoal": "2-gpus/deep-ep-pairs.json", "DeepEP": "2-gpus/deep-ep-peer.json"}
 SIZES = (8, 128, 1024, 4096)
 # Subjects of bench/python_overhead.py: name, calls of a pair, row of the table.
@@ -242,8 +243,7 @@ def pairs(data):
 
 @part
 def deep_ep_faster(data):
-    programs = data(PROGRAMS)
-    layer = programs["communication of a layer, expert-major, us"]
+    programs, layer = data(PROGRAMS), data(LAYER)["layer, us"]
     layers = (
         (f"layer, {launch}, {library}", dict(zip(layer["tokens"], layer[launch][library])))
         for launch in ("with CPU sync", "without CPU sync", "graph")
@@ -251,7 +251,7 @@ def deep_ep_faster(data):
     )
     rows = [[name, one["Shoal"], one["DeepEP"]] for name, one in programs["GPU memory, MB"].items()]
     memory = table(["GPU memory, MB", "Shoal", "DeepEP"], rows, source(data, PROGRAMS))
-    return "\n".join([by_tokens(layers, ""), memory])
+    return "\n\n".join([by_tokens(layers, source(data, LAYER)), memory])
 
 
 def host_times(data):

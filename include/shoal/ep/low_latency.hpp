@@ -51,7 +51,7 @@ enum class Quantize : std::uint8_t { none = 0, fp8, fp8_power_of_two, fp8_ue8m0,
 /// | layout | float32 | bytes |
 /// |---|---|---|
 /// | rows | float32 [E / R, N, G] | [E / R, N, G], strides {.., 4 * W, 1} |
-/// | columns | float32 [E / R, N, G], strides {.., 1, N} | int32 [E / R, N, W], strides {.., 1, N} |
+/// | columns | float32 [E / R, N, G] | int32 [E / R, N, W]; both strides {.., 1, N} |
 /// | tiles | | [E / R, ceil(N / 128), W, 512] |
 ///
 /// columns of words are what DeepGEMM reads on SM100. tiles are those of cuBLASLt and CUTLASS: 128

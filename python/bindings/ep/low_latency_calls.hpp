@@ -22,9 +22,9 @@ class LowLatencyCalls {
   /// group (hidden, top_k, experts, max_tokens): a LowLatencyGroup; check_sizes (call, max_tokens,
   /// hidden, experts); handle_type: of the tuple of DeepEP; empty (shape, strides, dtype);
   /// nvfp4_scale (call, scale): float32 [1], the scale that counts, or None; pack_weights
-  /// (topk_idx, weights): rows that carry them; unpack_weights (rows, top_k): (weights, source ranks, function that fills them); in_turn
-  /// (functions): a function; traced (name, function): the function in a profiler range; used_here
-  /// (tensor): records the use on the current stream.
+  /// (topk_idx, weights): rows that carry them; unpack_weights (rows, top_k): (weights, source
+  /// ranks, function that fills them); in_turn (functions): a function; traced (name, function):
+  /// the function in a profiler range; used_here (tensor): records the use on the current stream.
   LowLatencyCalls(std::int64_t ranks, double timeout, const nb::dict& given);
 
   /// The arguments of Buffer.low_latency_dispatch.

@@ -2,8 +2,8 @@
 // numeric.hpp: the number formats of expert parallelism, one definition for host and device.
 //
 // bfloat16, float16, FP8 (e4m3) with scales per 128 channels (plain, powers of two, UE8M0), MXFP8,
-// NVFP4, LogFMT-10, and float32 operations with the same bits everywhere. Header only, no memory, no
-// torch, no libm. Whole rows on the host: rows.hpp.
+// NVFP4, LogFMT-10, and float32 operations with the same bits everywhere. Header only, no memory,
+// no torch, no libm. Whole rows on the host: rows.hpp.
 #pragma once
 
 #include "ep/numeric/arithmetic.hpp"  // IWYU pragma: export

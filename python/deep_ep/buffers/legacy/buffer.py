@@ -349,8 +349,8 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         adds the rows received. dispatch_wait_recv_cost_stats: int64 [R]; the call adds the
         nanoseconds waited for each rank. use_nvfp4, without use_fp8: rows travel in 4 bits a
         channel with an e4m3 scale per 16 channels, times element 0 of ``x_global_scale``, float32
-        with one or more elements, the same on all ranks. topk_weights: float32 [T, K], to be received with the rows.
-        use_ue8m0_for_sf: only False.
+        with one or more elements, the same on all ranks. topk_weights: float32 [T, K], to be
+        received with the rows. use_ue8m0_for_sf: only False.
 
         Returns (recv_x, count, handle, event, hook); with topk_weights, the float32 weights and
         the int32 source ranks of the rows, both [E / R, R * N], come before the handle. recv_x:

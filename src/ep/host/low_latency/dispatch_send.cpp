@@ -4,9 +4,10 @@
 // of other nodes cannot fetch: each gets its headers, with the weights if known, and its rows in
 // one message.
 //
-// Bytes per token: the row (detail::RowFormat); per copy 4 B and 4 B per top-k slot. On one host a fetched row comes from a cache that all ranks share; copies
-// pushed to each of them would not fit there. slots_read of the use before last granted the half of
-// outbox and slots; slots_sent is raised after all writes.
+// Bytes per token: the row (detail::RowFormat); per copy 4 B and 4 B per top-k slot. On one host a
+// fetched row comes from a cache that all ranks share; copies pushed to each of them would not fit
+// there. slots_read of the use before last granted the half of outbox and slots; slots_sent is
+// raised after all writes.
 #include <cstring>
 #include <span>
 

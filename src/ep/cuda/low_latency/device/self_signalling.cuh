@@ -46,8 +46,8 @@ __device__ bool are_written(const std::uint32_t (&words)[count]) {
   return most != kSentinel;
 }
 
-/// How the scale of a group of NaNs travels in MXFP8: four of 0xff would look like the sentinel, and
-/// no finite bfloat16 has a scale of 0xfe.
+/// How the scale of a group of NaNs travels in MXFP8: four of 0xff would look like the sentinel,
+/// and no finite bfloat16 has a scale of 0xfe.
 inline constexpr std::uint32_t kMxNanOnTheWire = 0xfe;
 
 /// Replaces a word that looks like the sentinel. Only two bfloat16 NaNs can: float8 codes and sums

@@ -389,8 +389,8 @@ class DispatchReceiver {
     return static_cast<std::uint32_t>(packed);
   }
 
-  /// Stores words of a row's scales, from number `first` on, for each of its experts here. `exists`:
-  /// this lane has words.
+  /// Stores words of a row's scales, from number `first` on, for each of its experts here.
+  /// `exists`: this lane has words.
   template <std::uint32_t count>
   __device__ void store_words(const ReceivedRow& row, bool exists, std::uint32_t first,
                               const std::uint32_t (&words)[count]) const {

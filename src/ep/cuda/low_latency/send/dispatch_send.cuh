@@ -4,8 +4,8 @@
 // expert.
 //
 // Moves, for each copy of a token, from x to the slot at the receiving rank: the row
-// (detail::RowFormat), and 4 B a top-k slot of weights where they travel. Every rank gets a header of 16 B for each two top-k slots of every token, and once 8
-// B for each of its experts.
+// (detail::RowFormat), and 4 B a top-k slot of weights where they travel. Every rank gets a header
+// of 16 B for each two top-k slots of every token, and once 8 B for each of its experts.
 //
 // The first block sends what exists once for a dispatch: notices, and the counts of rows before all
 // rows. The other blocks take a token at a time: they load and quantize the row once, in registers,
