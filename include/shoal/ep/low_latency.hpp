@@ -26,7 +26,7 @@ struct PendingCombineState;
 ///
 /// | name | value of a channel | scale | hidden: a multiple of |
 /// |---|---|---|---|
-/// | none | bfloat16 | | 1 |
+/// | none | bfloat16 | | 8 |
 /// | fp8 | e4m3 * scale | float32 amax / 448, of 128 channels | 16 |
 /// | fp8_power_of_two | e4m3 * scale | the same, rounded up to a power of two | 16 |
 /// | fp8_ue8m0 | e4m3 * scale | that power as UE8M0, a byte | 16 |
@@ -38,8 +38,9 @@ struct PendingCombineState;
 /// use 1e-4; mxfp8 and nvfp4 have no such bound and give channels of zeros the smallest scale. A
 /// NaN or an infinity makes all channels that share its scale NaN.
 ///
-/// Largest error of a channel, as a fraction of its amax: e4m3 1/28, with power-of-two scales 1/16
-/// (and 1/16 of the value, where its code is normal); e2m1 17/96, where the scale is normal.
+/// Largest error of a channel, as a fraction of its amax: fp8 1/28, with power-of-two scales 1/16,
+/// for an amax of 1e-4 or more, with mxfp8 of 2^-118 or more; nvfp4 17/96 for an amax * global of
+/// 6 * 2^-6 to 6 * 448, which is what normal scales reach.
 ///
 /// Sources: OCP Microscaling Formats 1.0; NVIDIA, NVFP4.
 enum class Quantize : std::uint8_t { none = 0, fp8, fp8_power_of_two, fp8_ue8m0, mxfp8, nvfp4 };
@@ -86,7 +87,8 @@ struct LowLatencyDispatchOptions {
   Quantize quantize = Quantize::fp8;
   ScaleLayout scale_layout = ScaleLayout::automatic;
   /// float32 [1], for nvfp4: `global` there, such as 448 * 6 / amax of all rows; without it 1. The
-  /// same value on all ranks, otherwise Error{mismatch}. Unchanged until the receive.
+  /// same value on all ranks, positive and finite. Otherwise Error{mismatch} where rows of another
+  /// rank arrive, or Error{invalid_argument}; on GPUs `synchronize` throws them.
   ConstTensorView global_scale{};
   /// int32 [E / R]; optional: the rows received per expert are added to it.
   TensorView tokens_per_expert{};

@@ -166,7 +166,7 @@ nb::object LowLatencyCalls::dispatch(const Dispatch& call, nb::handle async_fini
   refuse_both(kDispatch, is_true(async_finish), is_true(call.hook));
   return run(
       "dispatch", call.hook, async_finish, [&](nb::object& hook) { return send(call, hook); },
-      nb::make_tuple(call.x, call.topk_idx));
+      nb::make_tuple(call.x, call.topk_idx, call.weights, call.global_scale));
 }
 
 SentDispatch& LowLatencyCalls::sent_of(const char* call, nb::handle handle) const {

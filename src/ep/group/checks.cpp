@@ -282,12 +282,15 @@ void check_row_format(const GroupState& group, const char* call,
           "SHOAL-N582: {}: global_scale is for nvfp4; quantize is {}", call, name);
   check_tensor(group, call, "global_scale", options.global_scale, {1}, {DataType::float32});
   if (group.device.kind != DeviceKind::host) return;
-  const float scale = *options.global_scale.as<float>();
-  require(scale > 0 && scale <= std::numeric_limits<float>::max(), Code::invalid_argument,
-          "SHOAL-N583: {}: global_scale is {}; allowed: positive and finite", call, scale);
+  check_global_scale(call, *options.global_scale.as<float>());
 }
 
 }  // namespace
+
+void check_global_scale(const char* call, float scale) {
+  require(scale > 0 && scale <= std::numeric_limits<float>::max(), Code::invalid_argument,
+          "SHOAL-N583: {}: global_scale is {}; allowed: positive and finite", call, scale);
+}
 
 void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& x,
                                 const ConstTensorView& topk_idx,

@@ -32,6 +32,8 @@ void check_dispatch_options(const GroupState& group, const ConstTensorView& x,
 void check_combine(const GroupState& group, const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& options);
 void check_low_latency_mode(const GroupState& group, const char* call);
+/// LowLatencyDispatchOptions.global_scale, where the host can read it.
+void check_global_scale(const char* call, float scale);
 void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& x,
                                 const ConstTensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options);

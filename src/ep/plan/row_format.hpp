@@ -117,6 +117,11 @@ struct ScaleWords {
   }
 };
 
+/// All encodings, for what has to have room for each.
+inline constexpr Quantize kQuantizations[] = {
+    Quantize::none,      Quantize::fp8,   Quantize::fp8_power_of_two,
+    Quantize::fp8_ue8m0, Quantize::mxfp8, Quantize::nvfp4};
+
 /// Bytes of the scales of a result, in the layout that takes most.
 constexpr std::size_t most_scale_bytes(Quantize quantize, const Shape& shape) {
   if (quantize == Quantize::none) return 0;
@@ -125,15 +130,18 @@ constexpr std::size_t most_scale_bytes(Quantize quantize, const Shape& shape) {
       .bytes(shape.local_experts);
 }
 
+/// Of the encoding that takes most.
+constexpr std::size_t most_scale_bytes(const Shape& shape) {
+  std::size_t bytes = 0;
+  for (const Quantize quantize : kQuantizations)
+    bytes = std::max(bytes, most_scale_bytes(quantize, shape));
+  return bytes;
+}
+
 /// The rows of a result in host memory at `data`, as LowLatencyReceived describes them.
 TensorView rows_view(void* data, Quantize quantize, const Shape& shape);
 /// Its scales; not without quantization.
 TensorView scales_view(void* data, Quantize quantize, ScaleLayout layout, const Shape& shape);
-
-/// All encodings, for what has to have room for each.
-inline constexpr Quantize kQuantizations[] = {
-    Quantize::none,      Quantize::fp8,   Quantize::fp8_power_of_two,
-    Quantize::fp8_ue8m0, Quantize::mxfp8, Quantize::nvfp4};
 
 /// Channels of which rows must be a multiple, in this encoding.
 constexpr std::int64_t hidden_multiple(Quantize quantize) {

@@ -362,6 +362,37 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
   });
 }
 
+TEST(EpGpuLowLatencyMode, SmallGlobalScalesAreReadWhenRowsAreSent) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = wide_case(3, 103);
+  run_low_latency_group(c, [&](GpuGroup& group) {
+    const Round round(group, c, {});
+    const auto scale = [](float value) {
+      Tensor host = Tensor::empty(DataType::float32, {1});
+      *host.as<float>() = value;
+      return host;
+    };
+    const Tensor global = group.tensors.upload(scale(3));
+    auto pending = group.group.low_latency_dispatch(
+        round.x(), round.topk(), {.quantize = Quantize::nvfp4, .global_scale = global});
+    group.tensors.settle();
+    group.tensors.write(global, scale(group.me == 1 ? 7.0F : 5.0F));
+    (void)pending.receive();
+    group.group.synchronize();
+    for (const float bad : {-1.0F, std::numeric_limits<float>::infinity()}) {
+      group.tensors.write(global, scale(bad));
+      (void)group.group
+          .low_latency_dispatch(round.x(), round.topk(),
+                                {.quantize = Quantize::nvfp4, .global_scale = global})
+          .receive();
+      expect_error(Code::invalid_argument, "allowed: positive and finite",
+                   [&] { group.group.synchronize(); });
+    }
+    Round(group, c, {.quantize = Quantize::nvfp4}).run();
+    group.group.synchronize();
+  });
+}
+
 TEST(EpGpuLowLatencyMode, WarmUpAndGroupsOneAfterAnother) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = wide_case(4, 97);

@@ -36,8 +36,8 @@ void run_rounds_of_both(const EpCase& c, GpuLowLatencyCall call, int rounds = 4)
   }
 }
 
-constexpr Quantize kQuantizes[] = {Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two,
-                                   Quantize::fp8_ue8m0};
+constexpr Quantize kQuantizes[] = {Quantize::none,      Quantize::fp8,   Quantize::fp8_power_of_two,
+                                   Quantize::fp8_ue8m0, Quantize::mxfp8, Quantize::nvfp4};
 
 /// Ranks, and whether receives are deferred.
 class EpGpuLowLatency : public ::testing::TestWithParam<std::tuple<std::int32_t, bool>> {
@@ -114,7 +114,8 @@ TEST(EpGpuLowLatencyMode, SmallRowsFrom16BytesOn) {
     c.max_tokens = 10;
     run_low_latency_group(c, [&](GpuGroup& group) {
       for (const Quantize quantize : kQuantizes) {
-        if (quantize != Quantize::none && hidden % 16 != 0) continue;
+        const std::vector<Quantize> possible = quantizations_for(hidden);
+        if (std::ranges::find(possible, quantize) == possible.end()) continue;
         for (const Reduction reduction : kReductions)
           for (const bool defer : kDeferrals)
             Round(
@@ -198,7 +199,7 @@ TEST(EpGpuLowLatencyMode, EveryFiniteAndSpecialValueIsEncodedAsNumericDoes) {
     const Tensor topk =
         group.tensors.upload(ConstTensorView(experts.data(), DataType::int32, {kTokens, 1}));
     for (const Quantize quantize : kQuantizes) {
-      if (quantize == Quantize::none) continue;
+      if (quantize == Quantize::none || quantize >= Quantize::mxfp8) continue;
       const auto got = group.group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
       const Tensor codes = group.tensors.download(got.x),
                    scales = group.tensors.download(as_stored(*got.scales));
@@ -223,6 +224,47 @@ TEST(EpGpuLowLatencyMode, EveryFiniteAndSpecialValueIsEncodedAsNumericDoes) {
           std::memcpy(&bits, scales.as<float>() + g * kTokens + t, 4);
           ASSERT_EQ(bits, wanted_bits) << "group " << g << " of token " << t;
         }
+      }
+    }
+  });
+}
+
+// Groups of negative values of about one magnitude have words of codes that are all ones.
+TEST(EpGpuLowLatencyMode, EveryValueIsEncodedInBlocksAsNumericDoes) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  constexpr std::int64_t kHidden = 4096, kTokens = 16;
+  run_threads(1, gpu_settings(), [&](World& world) {
+    GpuGroup group(
+        world, {.hidden = kHidden, .top_k = 1, .experts = 1, .low_latency_max_tokens = kTokens});
+    std::vector<std::uint16_t> values(kTokens * kHidden);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
+    const std::vector<std::int32_t> experts(kTokens, 0);
+    const Tensor x = group.tensors.upload(
+        ConstTensorView(values.data(), DataType::bfloat16, {kTokens, kHidden}));
+    const Tensor topk =
+        group.tensors.upload(ConstTensorView(experts.data(), DataType::int32, {kTokens, 1}));
+    for (const Quantize quantize : {Quantize::mxfp8, Quantize::nvfp4}) {
+      const bool mx = quantize == Quantize::mxfp8;
+      const auto got =
+          group.group
+              .low_latency_dispatch(x, topk,
+                                    {.quantize = quantize, .scale_layout = ep::ScaleLayout::rows})
+              .receive();
+      const Tensor codes = group.tensors.download(got.x),
+                   scales = group.tensors.download(as_stored(*got.scales));
+      const std::int64_t bytes = mx ? kHidden : kHidden / 2, groups = kHidden / (mx ? 32 : 16);
+      for (std::int64_t t = 0; t < kTokens; ++t) {
+        const std::span row(reinterpret_cast<const ep::numeric::Bf16*>(values.data()) + t * kHidden,
+                            static_cast<std::size_t>(kHidden));
+        std::vector<std::uint8_t> wanted(static_cast<std::size_t>(bytes)),
+            wanted_scales(static_cast<std::size_t>(groups));
+        if (mx)
+          ep::numeric::quantize_mxfp8_row(row, wanted, wanted_scales);
+        else
+          ep::numeric::quantize_nvfp4_row(row, 1, wanted, wanted_scales);
+        expect_same("codes", codes.as<std::uint8_t>() + t * bytes, wanted.data(), wanted.size(), 1);
+        expect_same("scales", scales.as<std::uint8_t>() + t * groups, wanted_scales.data(),
+                    wanted_scales.size(), 1);
       }
     }
   });

@@ -84,13 +84,20 @@ TEST_P(EpGpuNodes, RowsOfOtherKinds) {
 
 TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = grid_case(GetParam(), 3);
+  using enum ep::ScaleLayout;
+  EpCase c = grid_case(GetParam(), 3);
+  c.hidden = (c.hidden + 63) / 64 * 64;  // every format takes 64 channels
   run_group(
       c,
       [&](GpuGroup& owner) {
         for (const GpuLowLatencyCall& call :
              {GpuLowLatencyCall{}, GpuLowLatencyCall{.zero_copy = true},
               GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
+              GpuLowLatencyCall{.quantize = ep::Quantize::nvfp4},
+              GpuLowLatencyCall{.quantize = ep::Quantize::nvfp4, .scale_layout = rows},
+              GpuLowLatencyCall{.quantize = ep::Quantize::mxfp8, .defer_receive = false},
+              GpuLowLatencyCall{.quantize = ep::Quantize::mxfp8, .scale_layout = tiles},
+              GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .scale_layout = rows},
               GpuLowLatencyCall{.quantize = ep::Quantize::fp8_ue8m0, .zero_copy = true},
               GpuLowLatencyCall{.reduction = ep::Reduction::exact},
               GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true},

@@ -37,6 +37,8 @@ enum class Fault : std::uint32_t {
   bad_row,      ///< in CombineOptions::topk_rows
   no_dispatch,  ///< the handle belongs to a dispatch that was refused
   network,      ///< it refused what was to be sent to the rank
+  bad_scale,    ///< the global scale that the caller gave, whose bits are FaultReport::seen
+  other_scale,  ///< the rank has another one, `seen`, than this rank, `value`
   other_mode,   ///< the rank is in a normal operation and waits for this low-latency one
 };
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fault_messages.cpp: from a kernel's report (device/faults.cuh) to the error that a call throws.
+#include <bit>
+
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "device/device_side.hpp"
@@ -33,6 +35,10 @@ std::string refusal_by(const GroupState& state, const FaultReport& report, std::
                         : operation == "low_latency_combine" ? CallKind::low_latency_combine
                                                              : CallKind::normal;
   return state.world->progress().refusal(state.team.world_pe(rank), state.call(kind, report.epoch));
+}
+
+float float_of_bits(std::uint64_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
 }
 
 /// Describes a fatal fault without calls of CUDA, so that any thread may use it.
@@ -94,6 +100,16 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
            "operation, dtype, scales, weights or handle ({}, epoch {}){}{}",
            state.team.world_pe(0), pe, operation_of(report.phase), epoch,
            refusal_by(state, report, 0), refusal_by(state, report, report.rank));
+    case Fault::bad_scale:
+      fail(Code::invalid_argument,
+           "SHOAL-N583: low_latency_dispatch: global_scale is {}; allowed: positive and finite",
+           float_of_bits(report.seen));
+    case Fault::other_scale:
+      fail(Code::mismatch,
+           "SHOAL-N597: low_latency_dispatch {}: PE {} passed quantize nvfp4 and global scale {}, "
+           "PE {} passed quantize nvfp4 and global scale {}",
+           epoch, state.team.world_pe(state.me), float_of_bits(static_cast<std::uint64_t>(value)),
+           pe, float_of_bits(report.seen));
     case Fault::no_dispatch:
       fail(Code::invalid_argument,
            "SHOAL-N541: {} (epoch {}): the handle is of a dispatch that did not take place; "

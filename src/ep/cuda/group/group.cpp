@@ -250,8 +250,9 @@ std::optional<std::int32_t> CudaGroup::in_other_mode(std::int32_t rank, bool low
   for (std::int32_t links = 0; links < state.shape.ranks; ++links) {
     const std::uint64_t word = words[static_cast<std::size_t>(rank)];
     const std::int32_t named = static_cast<std::int32_t>(static_cast<std::uint32_t>(word)) - 1;
+    if (named < 0 || named >= state.shape.ranks) break;
     if (detail::says_other_mode(word)) return low_latency ? named : rank;
-    if (!detail::says_gave_up(word) || named < 0 || named >= state.shape.ranks) break;
+    if (!detail::says_gave_up(word)) break;
     rank = named;
   }
   return std::nullopt;

@@ -139,7 +139,9 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.quantize = static_cast<std::uint32_t>(options.quantize);
   call.has_weights = handle.has_weights ? 1 : 0;
   call.row = WireRow(options.quantize, shape.hidden, call.group.layout.slot_bytes);
-  call.global_scale = group_.elements<float>(options.global_scale);
+  // The caller may have changed it before a deferred receive.
+  call.global_scale = behind_send ? group_.elements<float>(options.global_scale)
+                                  : &handle.view.header->global_scale;
   call.x = received.x.as<std::byte>();
   call.scales = received.scales ? received.scales->as<std::uint32_t>() : nullptr;
   call.scale_words = detail::ScaleWords(options.quantize, options.scale_layout, shape.hidden, rows);

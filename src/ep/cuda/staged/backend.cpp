@@ -254,18 +254,36 @@ std::shared_ptr<PendingDispatchState> StagedLowLatency::dispatch(
   pending->group = group_.shared_from_this();
   pending->options = given;
   const Tensor rows = call.fetch(x), indices = call.fetch(topk_idx),
-               weights = call.fetch(given.weights);
+               weights = call.fetch(given.weights), global = call.fetch(given.global_scale);
   pending->tokens_per_expert = call.place_for(given.tokens_per_expert);
   pending->wait_ns = call.place_for(given.wait_ns);
   call.fetched();
+  if (global.defined()) detail::check_global_scale("low_latency_dispatch", *global.as<float>());
   LowLatencyDispatchOptions options = given;
   options.weights = weights;
+  options.global_scale = global;
   options.tokens_per_expert = pending->tokens_per_expert;
   options.wait_ns = pending->wait_ns;
   pending->host = host_.dispatch(rows, indices, options);
   pending->handle = pending->host->handle;
   if (given.launch.done != nullptr) call.finish();
   return pending;
+}
+
+/// Copies the scales of the first `count` rows of an expert; of tiles, those that hold them.
+void give_scales(const StagedCall& call, const TensorView& target, const TensorView& source,
+                 const detail::ScaleWords& scales, std::int32_t expert, std::int32_t count) {
+  constexpr std::size_t kWord = sizeof(std::uint32_t);
+  const std::size_t first = scales.index(static_cast<std::uint32_t>(expert), 0, 0) * kWord;
+  std::byte* const to = target.as<std::byte>() + first;
+  const std::byte* const from = source.as<std::byte>() + first;
+  if (scales.layout == ScaleLayout::columns) {
+    const std::size_t pitch = scales.word_stride * kWord;
+    return call.give_rows(to, pitch, from, pitch, count * kWord, scales.words);
+  }
+  const std::size_t rows =
+      scales.layout == ScaleLayout::tiles ? align_up(count, detail::ScaleWords::kTileRows) : count;
+  call.give(to, from, rows * scales.words * kWord);
 }
 
 LowLatencyReceived StagedLowLatency::receive(PendingDispatchState& state) {
@@ -275,30 +293,30 @@ LowLatencyReceived StagedLowLatency::receive(PendingDispatchState& state) {
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
   const LowLatencyReceived on_host = host_.receive(*pending.host);
-  const std::int64_t rows = on_host.x.shape[1], hidden = on_host.x.shape[2];
-  const std::size_t most_rows = group_.shape.local_experts * rows;
+  const detail::Shape& shape = group_.shape;
+  const Quantize quantize = pending.options.quantize;
+  const std::size_t rows = shape.low_latency_rows(),
+                    row_bytes = detail::RowFormat(quantize).row_bytes(shape.hidden);
   ResultArrays& arrays = results_[state_of(on_host.handle)->epoch & 1];
   LowLatencyReceived received;
   received.handle = on_host.handle;
-  received.x = call.keep(arrays.x, on_host.x, most_rows * hidden * size_of(DataType::bfloat16));
+  received.x = call.keep(arrays.x, on_host.x,
+                         shape.local_experts * rows * shape.hidden * size_of(DataType::bfloat16));
   if (on_host.scales)
-    received.scales =
-        call.keep(arrays.scales, *on_host.scales,
-                  most_rows * detail::scale_groups(hidden) * size_of(DataType::float32));
+    received.scales = call.keep(arrays.scales, *on_host.scales, detail::most_scale_bytes(shape));
   received.counts = call.give_kept(arrays.counts, on_host.counts);
   received.source_token = call.give_kept(arrays.source_token, on_host.source_token);
   received.layout = call.give_kept(arrays.layout, on_host.layout);
-  const std::size_t row_bytes = hidden * size_of(on_host.x.dtype);
   const auto& counts = state_of(on_host.handle)->counts;
-  for (std::int64_t expert = 0; expert < group_.shape.local_experts; ++expert) {
+  for (std::int32_t expert = 0; expert < shape.local_experts; ++expert) {
     const std::size_t at = expert * rows * row_bytes;
     call.give(received.x.as<std::byte>() + at, on_host.x.as<std::byte>() + at,
               counts[expert] * row_bytes);
-    if (!on_host.scales) continue;
-    const std::int64_t groups = on_host.scales->shape[2];  // rows run fastest
-    const std::size_t first = expert * groups * rows * 4;
-    call.give_rows(received.scales->as<std::byte>() + first, rows * 4,
-                   on_host.scales->as<std::byte>() + first, rows * 4, counts[expert] * 4, groups);
+    if (on_host.scales)
+      give_scales(call, *received.scales, *on_host.scales,
+                  detail::ScaleWords(quantize, pending.options.scale_layout, shape.hidden,
+                                     shape.low_latency_rows()),
+                  expert, counts[expert]);
   }
   for (const auto& [to, from] :
        {std::pair{&pending.options.tokens_per_expert, &pending.tokens_per_expert},

@@ -243,12 +243,10 @@ LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize 
   const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
   auto& result = group.low_latency_results[epoch & 1];
   if (!result) {
-    std::size_t scale_bytes = 0;
-    for (const Quantize each : detail::kQuantizations)
-      scale_bytes = std::max(scale_bytes, detail::most_scale_bytes(each, shape));
     result.emplace();
     result->x = Tensor::empty(DataType::bfloat16, {experts, rows, shape.hidden});
-    result->scales = Tensor::empty(DataType::uint8, {static_cast<std::int64_t>(scale_bytes)});
+    result->scales = Tensor::empty(DataType::uint8,
+                                   {static_cast<std::int64_t>(detail::most_scale_bytes(shape))});
     result->counts = Tensor::empty(DataType::int32, {experts});
     result->source_token = Tensor::empty(DataType::int32, {experts, rows});
     result->layout = Tensor::empty(DataType::int64, {experts, shape.ranks});

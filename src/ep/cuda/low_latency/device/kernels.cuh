@@ -126,6 +126,7 @@ struct HandleHeader {
   std::uint64_t epoch;   ///< of the dispatch
   std::uint64_t serial;  ///< of the call; written after `epoch`, when the send has begun
   std::int32_t pairs;    ///< entries of HandleView::pairs in use
+  float global_scale;    ///< with which an NVFP4 dispatch was sent
 };
 
 /// The arrays of a handle, in device memory.
@@ -227,7 +228,7 @@ struct LowLatencyDispatchReceive {
   LowLatencySizes sizes;
   std::uint32_t quantize, has_weights;
   WireRow row;
-  const float* global_scale;  ///< what sources must have, see LowLatencyDispatchSend
+  const float* global_scale;  ///< of this rank, which sources must have too; nullptr: 1
   std::byte* x;
   std::uint32_t* scales;
   detail::ScaleWords scale_words;

@@ -67,7 +67,8 @@ __device__ std::uint32_t encode_unit(const uint4& low, const uint4& high, std::u
     codes.x = encode_nvfp4(low, scale.divisor);
     codes.y = encode_nvfp4(high, scale.divisor);
     const bool escaped = numeric::escape_nvfp4(codes.x, codes.y, kSentinel);
-    return scale.code | (escaped ? numeric::kNvfp4Escaped : 0);
+    // A negative scale, which keep_global_scale reports, must not look like an escaped group.
+    return (scale.code & ~numeric::kNvfp4Escaped) | (escaped ? numeric::kNvfp4Escaped : 0);
   }
 }
 

@@ -466,8 +466,9 @@ class DispatchReceiver {
                                                   std::uint32_t bits) const {
     const float mine = call_.global_scale == nullptr ? 1.0F : *call_.global_scale;
     if (bits != __float_as_uint(mine))
-      report_fault(group_, Fault::mismatch, Phase::low_latency_dispatch_receive, kDispatchOperation,
-                   row.source, epoch_, bits, 0, 0, 0, false);
+      report_fault(group_, Fault::other_scale, Phase::low_latency_dispatch_receive,
+                   kDispatchOperation, row.source, epoch_, bits, 0, __float_as_uint(mine), 0,
+                   false);
   }
 
   /// Copies the weight of this lane's top-k slot: the half may be written again before the combine

@@ -506,6 +506,15 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
   return passed;
 }
 
+/// For a receive that is deferred. Reports a scale that is none.
+__device__ inline void keep_global_scale(const LowLatencyDispatchSend& call, std::uint64_t epoch) {
+  const float scale = call.global_scale == nullptr ? 1.0F : *call.global_scale;
+  call.handle.header->global_scale = scale;
+  if (!(scale > 0 && __float_as_uint(scale) < numeric::kInfinityBits))
+    report_fault(call.group, Fault::bad_scale, Phase::low_latency_dispatch_receive,
+                 kDispatchOperation, call.group.me, epoch, __float_as_uint(scale), 0, 0, 0, false);
+}
+
 /// The send. The `blocks` blocks call, of blockDim.x threads; kCounts: counts(call.group).
 template <bool kCounts, RowKind kRows>
 __device__ void send(const LowLatencyDispatchSend& call, const BlockRange& blocks) {
@@ -526,6 +535,7 @@ __device__ void send(const LowLatencyDispatchSend& call, const BlockRange& block
   end_kernel(group, KernelKind::low_latency_dispatch_send, false, passed, blocks.count, [&] {
     group.memory->dispatches_sent = epoch;
     call.handle.header->epoch = epoch;
+    if constexpr (kRows == RowKind::nvfp4) keep_global_scale(call, epoch);
     __threadfence();
     *static_cast<volatile std::uint64_t*>(&call.handle.header->serial) = call.serial;
   });
