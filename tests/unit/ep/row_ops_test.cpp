@@ -360,6 +360,52 @@ TEST_P(RowOps, QuantizesAsNumericDoes) {
   }
 }
 
+TEST_P(RowOps, QuantizesBlocksAsNumericDoes) {
+  for (const bool specials : {false, true}) {
+    Patterns patterns(specials);
+    for (const std::size_t channels : {32, 64, 96, 320, 2880, 7168})
+      for (const float global : {1.0F, 448 * 6 / 300.0F}) {
+        const auto source = std::move(random_rows<Bfloat16Format>(patterns, 1, channels)[0]);
+        std::vector<numeric::Bf16> row(channels);
+        for (std::size_t i = 0; i < channels; ++i) row[i] = {source[i]};
+        std::vector<std::uint8_t> codes(channels), scales(channels / 32);
+        Row<std::uint8_t> target(channels), target_scales(channels / 32);
+        numeric::quantize_mxfp8_row(row, codes, scales);
+        quantize_mxfp8_row(target.data(), target_scales.data(), source.data(), channels);
+        ASSERT_TRUE(target.guards_intact() && target_scales.guards_intact()) << channels;
+        ASSERT_EQ(std::memcmp(target_scales.data(), scales.data(), scales.size()), 0) << channels;
+        ASSERT_EQ(std::memcmp(target.data(), codes.data(), codes.size()), 0) << channels;
+
+        codes.resize(channels / 2);
+        scales.resize(channels / 16);
+        Row<std::uint8_t> halves(channels / 2), half_scales(channels / 16);
+        numeric::quantize_nvfp4_row(row, global, codes, scales);
+        quantize_nvfp4_row(halves.data(), half_scales.data(), source.data(), channels, global);
+        ASSERT_TRUE(halves.guards_intact() && half_scales.guards_intact()) << channels;
+        ASSERT_EQ(std::memcmp(half_scales.data(), scales.data(), scales.size()), 0) << channels;
+        ASSERT_EQ(std::memcmp(halves.data(), codes.data(), codes.size()), 0) << channels;
+      }
+  }
+}
+
+TEST_P(RowOps, QuantizesEveryPatternInBlocks) {
+  std::vector<std::uint8_t> codes(256), scales(16);
+  std::vector<numeric::Bf16> row(256);
+  Row<std::uint16_t> source(256);
+  for (std::uint32_t first = 0; first < 65536; first += 256)
+    for (const float global : {1.0F, 0x1p40F, 0x1p-40F}) {
+      for (std::uint32_t i = 0; i < 256; ++i) {
+        source[i] = static_cast<std::uint16_t>(first + i);
+        row[i] = {source[i]};
+      }
+      Row<std::uint8_t> target(128), target_scales(16);
+      numeric::quantize_nvfp4_row(row, global, std::span(codes).first(128), scales);
+      quantize_nvfp4_row(target.data(), target_scales.data(), source.data(), 256, global);
+      ASSERT_EQ(std::memcmp(target_scales.data(), scales.data(), 16), 0) << first;
+      ASSERT_EQ(std::memcmp(target.data(), codes.data(), 128), 0) << first;
+    }
+}
+
 // Every bfloat16 magnitude reaches the encoder: groups with one large value and the rest far below
 // it.
 TEST_P(RowOps, QuantizesEveryFinitePattern) {

@@ -9,11 +9,9 @@
 // there. slots_read of the use before last granted the half of outbox and slots; slots_sent is
 // raised after all writes.
 #include <cstring>
-#include <span>
 
 #include "ep/host/low_latency/low_latency.hpp"
 #include "ep/host/signals/reach.hpp"
-#include "ep/numeric/rows.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -26,19 +24,17 @@ void encode(std::int64_t hidden, Quantize quantize, float global, std::byte* tar
   const detail::RowFormat format(quantize);
   auto* const codes = reinterpret_cast<std::uint8_t*>(target);
   std::byte* const scales = target + format.scales_at(hidden);
-  const std::span given(reinterpret_cast<const numeric::Bf16*>(row),
-                        static_cast<std::size_t>(hidden));
-  const std::span bytes(reinterpret_cast<std::uint8_t*>(scales),
-                        static_cast<std::size_t>(format.groups(hidden)));
+  auto* const bytes = reinterpret_cast<std::uint8_t*>(scales);
+  const auto channels = static_cast<std::size_t>(hidden);
   switch (quantize) {
     case Quantize::none:
       return copy_row(target, row, format.row_bytes(hidden), Store::cached);
     case Quantize::mxfp8:
-      return numeric::quantize_mxfp8_row(given, {codes, given.size()}, bytes);
+      return quantize_mxfp8_row(codes, bytes, row, channels);
     case Quantize::nvfp4:
-      return numeric::quantize_nvfp4_row(given, global, {codes, given.size() / 2}, bytes);
+      return quantize_nvfp4_row(codes, bytes, row, channels, global);
     default:
-      return quantize_row(codes, reinterpret_cast<float*>(scales), row, given.size(),
+      return quantize_row(codes, reinterpret_cast<float*>(scales), row, channels,
                           quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
   }
 }

@@ -49,7 +49,13 @@ enum class ScaleForm { plain, power_of_two };
 /// the last group may be shorter.
 void quantize_row(std::uint8_t* target, float* inverse_scales, const std::uint16_t* source,
                   std::size_t channels, ScaleForm form);
-/// The inverse: float8_e4m3 and scales to bfloat16, rounded once.
+/// bfloat16 row to MXFP8: a scale per 32 channels; the last group may be shorter.
+void quantize_mxfp8_row(std::uint8_t* target, std::uint8_t* scales, const std::uint16_t* source,
+                        std::size_t channels);
+/// bfloat16 row of whole groups of 16 channels to NVFP4: two channels a byte, a scale per group.
+void quantize_nvfp4_row(std::uint8_t* target, std::uint8_t* scales, const std::uint16_t* source,
+                        std::size_t channels, float global);
+/// The inverse of quantize_row: float8_e4m3 and scales to bfloat16, rounded once.
 void dequantize_row(std::uint16_t* target, const std::uint8_t* source, const float* inverse_scales,
                     std::size_t channels);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_ops_quantize.cpp: bfloat16 rows to float8_e4m3 with one scale per 128 channels, and back. The
-// scales come from numeric/scale.hpp; the element conversions are those of numeric/float8.hpp,
-// vectorized.
+// row_ops_quantize.cpp: bfloat16 rows to float8_e4m3 with one scale per 128 channels, and back; to
+// MXFP8 and NVFP4. The scales come from numeric/scale.hpp and numeric/nvfp4.hpp; the element
+// conversions are those of numeric/float8.hpp and numeric/nvfp4.hpp, vectorized.
 #include "ep/host/rows/row_ops.hpp"
 
 #include <cstring>
@@ -73,6 +73,55 @@ struct QuantizeGroup {
   }
 };
 
+/// Codes of magnitudes that are no NaN, one per 32-bit word, as numeric::encode_e2m1 gives them.
+template <class DF, class VF>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> encode_e2m1_word(DF floats, VF magnitude) {
+  const hn::RebindToUnsigned<DF> words;
+  const auto bounded = hn::Min(magnitude, hn::Set(floats, 2 * numeric::kE2m1Max));
+  const auto below_2 = hn::Lt(bounded, hn::Set(floats, 2.0f)),
+             below_4 = hn::Lt(bounded, hn::Set(floats, 4.0f));
+  const auto choose = [&](float a, float b, float c) {
+    return hn::IfThenElse(below_2, hn::Set(floats, a),
+                          hn::IfThenElse(below_4, hn::Set(floats, b), hn::Set(floats, c)));
+  };
+  // In units of the distance of neighbours, plus a number whose unit in the last place is 1.
+  const auto integers = hn::Set(floats, 0x1.8p23f);
+  const auto rounded = hn::Add(hn::Mul(bounded, choose(2, 1, 0.5f)), integers);
+  const hn::RebindToSigned<DF> signed_words;
+  const auto first = hn::BitCast(words, hn::ConvertTo(signed_words, choose(0, 2, 4)));
+  const auto code =
+      hn::Add(hn::Sub(hn::BitCast(words, rounded), hn::BitCast(words, integers)), first);
+  return hn::Min(code, hn::Set(words, 7));
+}
+
+struct QuantizeNvfp4Group {
+  std::uint8_t* target;  ///< two channels a byte
+  const std::uint16_t* source;
+  float divisor;
+
+  template <Store kStore, class D>
+  HWY_INLINE void vector(D d, std::size_t i) const {
+    const FloatTag<D> floats;
+    const WordTag<D> words;
+    const hn::Rebind<std::uint8_t, FloatTag<D>> bytes;
+    const auto value = Bfloat16::widen(d, hn::LoadU(d, source + i));
+    const auto by = hn::Set(floats, divisor);
+    const auto code = [&](auto channel) {
+      const auto sign = hn::And(hn::ShiftRight<28>(hn::BitCast(words, channel)), hn::Set(words, 8));
+      return hn::Or(encode_e2m1_word(floats, hn::Div(hn::Abs(channel), by)), sign);
+    };
+    const auto pair = hn::Or(code(value.even), hn::ShiftLeft<4>(code(value.odd)));
+    hn::StoreU(hn::TruncateTo(bytes, pair), bytes, target + i / 2);
+  }
+
+  /// Of two channels; a group has whole vectors or none.
+  void scalar(std::size_t i) const {
+    if (i % 2 != 0) return;
+    target[i / 2] = static_cast<std::uint8_t>(numeric::encode_nvfp4(source[i], divisor) |
+                                              numeric::encode_nvfp4(source[i + 1], divisor) << 4);
+  }
+};
+
 struct DequantizeGroup {
   std::uint16_t* target;
   const std::uint8_t* source;
@@ -127,6 +176,35 @@ void QuantizeRowKernel(std::uint8_t* target, float* inverse_scales, const std::u
   }
 }
 
+void QuantizeMxfp8RowKernel(std::uint8_t* target, std::uint8_t* scales, const std::uint16_t* source,
+                            std::size_t channels) {
+  for (std::size_t first = 0; first < channels; first += numeric::kMxGroup) {
+    const std::size_t count = HWY_MIN(numeric::kMxGroup, channels - first);
+    const std::uint16_t largest = largest_magnitude(source + first, count);
+    const numeric::MxScale scale = numeric::mx_scale(Bfloat16::to_float(largest));
+    *scales++ = scale.code;
+    if (largest >= 0x7f80)
+      std::memset(target + first, numeric::kE4m3Nan, count);
+    else
+      walk_row<Store::cached>(Tag16(), Tag16x8(), target, count,
+                              QuantizeGroup{target + first, source + first, scale.quantize});
+  }
+}
+
+void QuantizeNvfp4RowKernel(std::uint8_t* target, std::uint8_t* scales, const std::uint16_t* source,
+                            std::size_t channels, float global) {
+  for (std::size_t first = 0; first < channels; first += numeric::kNvfp4Group) {
+    const std::uint16_t largest = largest_magnitude(source + first, numeric::kNvfp4Group);
+    const numeric::Nvfp4Scale scale = numeric::nvfp4_scale(Bfloat16::to_float(largest), global);
+    *scales++ = scale.code;
+    const QuantizeNvfp4Group group{target + first / 2, source + first, scale.divisor};
+    if (largest >= 0x7f80)
+      for (std::size_t i = 0; i < numeric::kNvfp4Group; ++i) group.scalar(i);
+    else
+      walk_row<Store::cached>(Tag16(), Tag16x8(), target, numeric::kNvfp4Group, group);
+  }
+}
+
 void DequantizeRowKernel(std::uint16_t* target, const std::uint8_t* source,
                          const float* inverse_scales, std::size_t channels) {
   for (std::size_t first = 0; first < channels; first += numeric::kGroupChannels) {
@@ -143,6 +221,8 @@ HWY_AFTER_NAMESPACE();
 namespace shoal::ep::host {
 
 HWY_EXPORT(QuantizeRowKernel);
+HWY_EXPORT(QuantizeMxfp8RowKernel);
+HWY_EXPORT(QuantizeNvfp4RowKernel);
 HWY_EXPORT(DequantizeRowKernel);
 
 void quantize_row(std::uint8_t* target, float* inverse_scales, const std::uint16_t* source,
@@ -150,6 +230,16 @@ void quantize_row(std::uint8_t* target, float* inverse_scales, const std::uint16
   const auto rounding = form == ScaleForm::power_of_two ? numeric::ScaleRounding::power_of_two
                                                         : numeric::ScaleRounding::none;
   HWY_DYNAMIC_DISPATCH(QuantizeRowKernel)(target, inverse_scales, source, channels, rounding);
+}
+
+void quantize_mxfp8_row(std::uint8_t* target, std::uint8_t* scales, const std::uint16_t* source,
+                        std::size_t channels) {
+  HWY_DYNAMIC_DISPATCH(QuantizeMxfp8RowKernel)(target, scales, source, channels);
+}
+
+void quantize_nvfp4_row(std::uint8_t* target, std::uint8_t* scales, const std::uint16_t* source,
+                        std::size_t channels, float global) {
+  HWY_DYNAMIC_DISPATCH(QuantizeNvfp4RowKernel)(target, scales, source, channels, global);
 }
 
 void dequantize_row(std::uint16_t* target, const std::uint8_t* source, const float* inverse_scales,
