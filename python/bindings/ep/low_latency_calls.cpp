@@ -166,7 +166,8 @@ nb::object LowLatencyCalls::dispatch(const Dispatch& call, nb::handle async_fini
   refuse_both(kDispatch, is_true(async_finish), is_true(call.hook));
   return run(
       "dispatch", call.hook, async_finish, [&](nb::object& hook) { return send(call, hook); },
-      nb::make_tuple(call.x, call.topk_idx, call.weights, call.global_scale));
+      nb::make_tuple(call.x, call.topk_idx, call.weights, call.global_scale, call.stats,
+                     call.waits));
 }
 
 SentDispatch& LowLatencyCalls::sent_of(const char* call, nb::handle handle) const {
@@ -245,7 +246,7 @@ nb::object LowLatencyCalls::combine(const Combine& call, nb::handle async_finish
   refuse_both(kCombine, is_true(async_finish), is_true(call.hook));
   return run(
       "combine", call.hook, async_finish, [&](nb::object& hook) { return collect(call, hook); },
-      nb::make_tuple(call.x, call.topk_idx, call.weights, call.out));
+      nb::make_tuple(call.x, call.topk_idx, call.weights, call.out, call.waits));
 }
 
 void bind_low_latency_calls(nb::module_& module) {

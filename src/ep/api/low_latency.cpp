@@ -46,7 +46,7 @@ record::Operation operation_of(const PendingCombineState&) {
 
 void forget_memory(LowLatencyDispatchOptions& options) {
   options.tokens_per_expert = options.wait_ns = {};
-  options.weights = {};
+  options.weights = options.global_scale = {};
   options.launch = {};
 }
 void forget_memory(LowLatencyCombineOptions& options) {

@@ -111,7 +111,7 @@ struct ScaleWords {
                                                   std::uint32_t word) const {
     return first(expert, row) + std::uint64_t{word} * word_stride;
   }
-  /// Of the scales of `experts` experts.
+  /// The size of the scales of `experts` experts.
   constexpr std::size_t bytes(std::int64_t experts) const {
     return static_cast<std::size_t>(experts) * expert_stride * sizeof(std::uint32_t);
   }
@@ -130,7 +130,7 @@ constexpr std::size_t most_scale_bytes(Quantize quantize, const Shape& shape) {
       .bytes(shape.local_experts);
 }
 
-/// Of the encoding that takes most.
+/// The same for the encoding that takes most.
 constexpr std::size_t most_scale_bytes(const Shape& shape) {
   std::size_t bytes = 0;
   for (const Quantize quantize : kQuantizations)

@@ -466,7 +466,7 @@ std::uint64_t& signal(Ranks& ranks, std::int32_t of, std::size_t signals, std::i
                                            static_cast<std::size_t>(owner) * detail::kLine);
 }
 
-/// What a rank does first in its first normal operation.
+/// Does what a rank does first in its first normal operation.
 void enter_normal_mode(Ranks& ranks, std::int32_t rank) {
   for (const std::int32_t to : {0, 1, 2})
     signal(ranks, to, detail::DeviceLayout(shape_of({})).entered, rank) = 1;

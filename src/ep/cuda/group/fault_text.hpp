@@ -28,7 +28,7 @@ const char* operation_of(Phase phase);
 
 bool is_low_latency(Phase phase);
 
-/// Of `fault`, which is fatal and the report's, or what the host has made of that.
+/// The error for `fault`. It is fatal, and the report's or what the host has made of that.
 Error fatal_error(const FaultReport& report, Fault fault, const FaultContext& context);
 
 }  // namespace shoal::ep::cuda

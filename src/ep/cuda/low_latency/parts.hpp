@@ -24,7 +24,6 @@ namespace shoal::ep::cuda {
 
 using detail::align_up;
 using detail::ArrayCursor;
-using detail::scale_groups;
 using detail::Shape;
 
 inline HandleView handle_view(void* block, const Shape& shape, std::size_t* bytes = nullptr) {

@@ -114,7 +114,7 @@ struct QuantizeNvfp4Group {
     hn::StoreU(hn::TruncateTo(bytes, pair), bytes, target + i / 2);
   }
 
-  /// Of two channels; a group has whole vectors or none.
+  /// Encodes two channels where `i` is even. A group has whole vectors or none.
   void scalar(std::size_t i) const {
     if (i % 2 != 0) return;
     target[i / 2] = static_cast<std::uint8_t>(numeric::encode_nvfp4(source[i], divisor) |
