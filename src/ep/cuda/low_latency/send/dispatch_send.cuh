@@ -217,6 +217,12 @@ __device__ inline void send_row(const LowLatencyDispatchSend& call, const LowLat
   }
 }
 
+__device__ inline void load_unit(const std::uint16_t* row, std::uint32_t unit, uint4& low,
+                                 uint4& high) {
+  low = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit);
+  high = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit + 1);
+}
+
 /// Sends the row in float8, 16 channels a thread. The 8 threads of a group of channels compute its
 /// scale together, and the scales of a warp's 4 groups are one store.
 __device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
@@ -231,10 +237,7 @@ __device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const
   for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
     const std::uint32_t unit = first + lane_id();
     uint4 low{}, high{};
-    if (unit < units) {
-      low = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit);
-      high = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit + 1);
-    }
+    if (unit < units) load_unit(row, unit, low, high);
     std::uint32_t largest = largest_magnitude(low, high);
 #pragma unroll
     for (std::uint32_t distance = kThreadsPerGroup / 2; distance > 0; distance /= 2)
@@ -274,10 +277,7 @@ __device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call, const L
   for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
     const std::uint32_t unit = first + lane_id();
     uint4 low{}, high{};
-    if (unit < units) {
-      low = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit);
-      high = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit + 1);
-    }
+    if (unit < units) load_unit(row, unit, low, high);
     std::uint32_t largest = largest_magnitude(low, high);
     if constexpr (!kFourBits) largest = max(largest, __shfl_xor_sync(kWarp, largest, 1));
     uint4 codes;
