@@ -249,7 +249,6 @@ void expect_mismatch_of_modes(const EpCase& c, std::int32_t odd, bool odd_is_nor
 TEST(EpGpuLowLatencyMode, SmallRanksInDifferentModesAllGetAMismatch) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = wide_case(3, 101);
-  if (test_nodes(c.ranks) > 1) GTEST_SKIP() << "between nodes, kernels wait until their deadline";
   for (const bool odd_is_normal : {false, true}) {
     for (const Reduction reduction : kReductions)
       for (const bool defer : kDeferrals)

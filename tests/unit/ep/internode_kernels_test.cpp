@@ -114,5 +114,57 @@ TEST(EpInternodeKernels, ARefusedPutIsReported) {
   ranks.stop_network();
 }
 
+/// The group of low-latency mode, as a rank of normal mode sees it.
+class LowLatencyMode {
+ public:
+  LowLatencyMode(Rank& rank, std::int32_t me, std::int32_t ranks)
+      : block_(layout_.failed + static_cast<std::size_t>(ranks) * detail::kLine) {
+    group_.layout = layout_;
+    group_.memory = memory_.data();
+    group_.me = me;
+    group_.block[me] = block_.data();
+    rank.memory[0].other_mode = &group_;
+  }
+
+  GroupMemory& memory() { return memory_[0]; }
+  void give_up(std::int32_t rank, std::uint64_t word) {
+    *reinterpret_cast<std::uint64_t*>(block_.data() + layout_.failed +
+                                      static_cast<std::size_t>(rank) * detail::kLine) = word;
+  }
+
+ private:
+  const detail::DeviceLayout layout_{detail::Shape{}};
+  Array<std::byte> block_;
+  Array<GroupMemory> memory_{1};
+  DeviceGroup group_{};
+};
+
+// A rank that gives low-latency mode up because another one is in normal mode ends the waits there.
+TEST(EpInternodeKernels, EndWhereARankHasGivenUpInLowLatencyMode) {
+  const Case c{.nodes = 2, .size = 1, .seed = 17};
+  Ranks ranks(c);
+  LowLatencyMode low_latency(ranks.rank(0), 0, c.ranks());
+  low_latency.memory().dispatches_sent = 5;
+  low_latency.memory().combines_sent = 4;
+  ranks.start_network();
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    low_latency.give_up(1, detail::failed_word(0, false, true));
+  });
+  ranks.each([&](std::int32_t me) {
+    if (me == 0) ranks.dispatch_only(me, false);
+  });
+  later.join();
+  EXPECT_EQ(static_cast<Fault>(ranks.rank(0).report[0].fault), Fault::peer_failed);
+  EXPECT_EQ(std::int32_t{ranks.rank(0).report[0].rank}, 1);
+  ranks.stop_network();
+  const detail::DeviceLayout layout = ranks.layout();
+  const auto& notice = *reinterpret_cast<const detail::DeviceNotice*>(
+      ranks.rank(1).block.data() + layout.notices +
+      static_cast<std::size_t>(c.ranks()) * layout.notice_bytes);
+  EXPECT_EQ(notice.dispatches_sent, 5U);
+  EXPECT_EQ(notice.combines_sent, 4U);
+}
+
 }  // namespace
 }  // namespace shoal::ep::cuda

@@ -266,6 +266,7 @@ class Ranks {
     return counts_of(record, done, shape_, borders, me, 0);
   }
 
+  const detail::DeviceLayout& layout() const { return layout_; }
   Rank& rank(std::int32_t r) { return ranks_[static_cast<std::size_t>(r)]; }
   void set_timeout(std::chrono::nanoseconds timeout) { std::ranges::fill(timeouts_, timeout); }
   void set_timeout(std::int32_t rank, std::chrono::nanoseconds timeout) {

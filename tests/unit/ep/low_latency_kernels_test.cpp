@@ -511,5 +511,73 @@ TEST(LowLatencyKernelsOf, ReceiveFromARankThatHasSentBeforeItsNormalMode) {
   }
 }
 
+/// Normal mode between nodes, as rank 0 sees it: rank 2 is in its first operation, which says what
+/// it has sent before.
+class NormalModeOfRankTwo {
+ public:
+  NormalModeOfRankTwo(Ranks& ranks, std::uint64_t dispatches, std::uint64_t combines)
+      : layout_(shape()), block_(layout_.control_end) {
+    normal_.layout = layout_;
+    normal_.memory = memory_.data();
+    normal_.ranks = 3;
+    normal_.block[0] = block_.data();
+    ranks.find_other_mode(0, normal_);
+    *reinterpret_cast<std::uint64_t*>(block_.data() + layout_.entered + 2 * detail::kLine) = 1;
+    auto& notice = *reinterpret_cast<detail::DeviceNotice*>(block_.data() + layout_.notices +
+                                                            (3 + 2) * layout_.notice_bytes);
+    notice.dispatches_sent = dispatches;
+    notice.combines_sent = combines;
+  }
+
+ private:
+  static detail::Shape shape() {
+    detail::Shape shape = shape_of({});
+    shape.low_latency_max_tokens = 0;
+    shape.max_tokens = 4;
+    return shape;
+  }
+
+  const detail::DeviceLayout layout_;
+  Array<std::byte> block_;
+  Array<GroupMemory> memory_{1};
+  DeviceGroup normal_{};
+};
+
+TEST(LowLatencyKernelsOf, BetweenNodesEndWhereARankIsInNormalModeInstead) {
+  test::fake_gpu::run_concurrently();
+  for (const bool combine : {false, true}) {
+    Ranks ranks({.node_size = 1});
+    if (combine) {
+      ranks.dispatch();
+      ranks.draw_outputs();
+      for (const std::int32_t rank : {0, 1}) ranks.send_combine(rank);
+    } else {
+      ranks.draw();
+      for (const std::int32_t rank : {0, 1}) ranks.send(rank);
+    }
+    ranks.deliver();
+    const NormalModeOfRankTwo normal(ranks, combine ? 1 : 0, 0);
+    combine ? ranks.receive_combine(0) : ranks.receive(0);
+    EXPECT_EQ(ranks.report(0).fault, static_cast<std::uint32_t>(Fault::other_mode));
+    EXPECT_EQ(ranks.report(0).rank, 2);
+    ranks.deliver();
+    for (const std::int32_t other : {1, 2})
+      EXPECT_EQ(signal(ranks, other, detail::DeviceLayout(shape_of({.node_size = 1})).failed, 0),
+                detail::failed_word(2, false, true));
+  }
+}
+
+// Between nodes, what a rank has sent before its normal mode can arrive after it.
+TEST(LowLatencyKernelsOf, BetweenNodesWaitForWhatARankHasSentBeforeItsNormalMode) {
+  test::fake_gpu::run_concurrently();
+  Ranks ranks({.node_size = 1});
+  ranks.draw();
+  for (const std::int32_t rank : {0, 1, 2}) ranks.send(rank);
+  const NormalModeOfRankTwo normal(ranks, 1, 0);
+  ranks.set_timeout(std::chrono::milliseconds(100));
+  ranks.receive(0);  // the network has delivered nothing
+  EXPECT_EQ(ranks.report(0).fault, static_cast<std::uint32_t>(Fault::timeout));
+}
+
 }  // namespace
 }  // namespace shoal::ep::cuda

@@ -188,6 +188,12 @@ class Ranks {
     for (Rank& rank : ranks_) rank.remote.path = path;
   }
 
+  /// Shows a rank its group of normal mode.
+  void find_other_mode(std::int32_t rank, const DeviceGroup& normal) {
+    ranks_[rank].group.finds_other_mode = 1;
+    ranks_[rank].memory.data()->other_mode = &normal;
+  }
+
   /// Sets the format of the rows of later dispatches.
   void quantize(Quantize quantize) { quantize_ = quantize; }
 

@@ -38,6 +38,8 @@ struct alignas(128) Counters {
   std::uint32_t staged;  ///< pieces of expert output handed out (normal/staged_pieces.cuh)
 };
 
+struct DeviceGroup;
+
 /// State in device memory that the kernels of a group keep between launches. Epochs advance on the
 /// device, so that a captured graph can be replayed.
 struct GroupMemory {
@@ -52,6 +54,9 @@ struct GroupMemory {
   std::uint64_t dirty_dispatch[2], dirty_combine[2];
   Counters counters[static_cast<std::uint32_t>(KernelKind::count)];
   std::uint32_t masked[kMaxDeviceRanks];  ///< not 0: masked in low-latency operations
+  /// Between nodes, where each mode has memory of its own: the group of the other mode, by which
+  /// waits find ranks that are in it; nullptr: they do not.
+  const DeviceGroup* other_mode;
 };
 
 /// A group, passed to kernels by value.

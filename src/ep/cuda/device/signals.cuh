@@ -30,6 +30,22 @@ __device__ inline void raise_signal(const DeviceGroup& group, std::size_t signal
   ptx::st_release_sys_global(signal_at(group, to, signals, group.me), epoch);
 }
 
+/// The notice of `rank` for one epoch of normal mode, in the block of rank `of`.
+__device__ inline std::byte* notice_at(const DeviceGroup& group, std::int32_t of,
+                                       std::uint64_t epoch, std::int32_t rank) {
+  return group.block[of] + group.layout.notices +
+         ((epoch & 1) * static_cast<std::uint64_t>(group.ranks) + rank) * group.layout.notice_bytes;
+}
+
+/// The notice that `rank` has written for one epoch in this rank's block, once its `entered` is
+/// there.
+__device__ inline const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
+                                                                 std::uint64_t epoch,
+                                                                 std::int32_t rank) {
+  return *reinterpret_cast<const volatile detail::DeviceNotice*>(
+      notice_at(group, group.me, epoch, rank));
+}
+
 /// Sleep between polls. Many threads may be waiting, and their loads would take bandwidth from the
 /// threads that move rows.
 inline constexpr std::uint32_t kPollNs = 40;
@@ -63,18 +79,25 @@ __device__ __noinline__ inline void hide_wait(const DeviceGroup& group, std::int
   if (record.waiting == word) record.waiting = 0;
 }
 
-/// Ends a wait after the group's timeout.
+/// Ends a wait of normal mode after the group's timeout, or where the rank has given up in
+/// low-latency mode because it found this one in normal mode.
 class Deadline {
  public:
-  __device__ Deadline(const DeviceGroup& group, std::int32_t)
-      : at_(ptx::globaltimer() + group.timeout_ns) {}
+  __device__ Deadline(const DeviceGroup& group, std::int32_t rank, const WaitPlace&)
+      : group_(group), rank_(rank), at_(ptx::globaltimer() + group.timeout_ns) {}
   /// Why the wait is over; Fault::none: it is not.
   __device__ Fault fault(std::uint32_t) const {
+    const DeviceGroup* const other = group_.memory->other_mode;
+    if (other != nullptr &&
+        ptx::ld_relaxed_sys_global(signal_at(*other, other->me, other->layout.failed, rank_)) != 0)
+      return Fault::peer_failed;
     return ptx::globaltimer() > at_ ? Fault::timeout : Fault::none;
   }
   __device__ std::uint64_t at() const { return at_; }
 
  private:
+  const DeviceGroup& group_;
+  const std::int32_t rank_;
   const std::uint64_t at_;
 };
 
@@ -85,7 +108,7 @@ template <typename Limit = Deadline, typename Ready>
 __device__ bool poll(const DeviceGroup& group, std::int32_t rank, Ready&& ready, Fault& fault,
                      const WaitPlace& place) {
   if (ready()) return true;
-  Limit limit(group, rank);
+  Limit limit(group, rank, place);
   for (std::uint32_t polls = 1;; ++polls) {
     __nanosleep(kPollNs);
     if (ready()) return true;

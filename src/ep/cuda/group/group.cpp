@@ -96,7 +96,7 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
   device.local_experts = state.shape.local_experts;
   device.top_k = state.shape.top_k;
   device.mask_failed = state.options.mask_failed ? 1 : 0;
-  // Between nodes a signal may overtake an earlier one. Where ranks are masked, a rank in normal
+  // Between nodes each mode has memory of its own (show). Where ranks are masked, a rank in normal
   // mode may have ended there, which kernels cannot know.
   device.finds_other_mode = state.nodes.count == 1 && !state.options.mask_failed ? 1 : 0;
   check(cudaMemsetAsync(mine, 0, device.layout.control_end, stream), "signals of an ep::Group");
@@ -117,6 +117,20 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
     ++ranks_on_gpu;
     if (theirs.process != mine_here.process) processes_share_gpu = true;
   }
+}
+
+void CudaGroup::show(const CudaGroup& other) {
+  other_ = &other;
+  device.finds_other_mode = 1;
+  other_memory_ = resources->allocate(sizeof(DeviceGroup), stream, resources);
+  const void* const shown = other_memory_.get();
+  check(cudaMemcpyAsync(other_memory_.get(), &other.device, sizeof(DeviceGroup),
+                        cudaMemcpyHostToDevice, stream),
+        "the other mode of an ep::Group");
+  check(cudaMemcpyAsync(&device.memory->other_mode, &shown, sizeof(shown), cudaMemcpyHostToDevice,
+                        stream),
+        "the other mode of an ep::Group");
+  check(cudaStreamSynchronize(stream), "start of an ep::Group");
 }
 
 cudaStream_t CudaGroup::begin(const Launch& launch) {
@@ -221,15 +235,23 @@ bool CudaGroup::capturing(cudaStream_t on) const {
 
 std::vector<std::uint64_t> CudaGroup::failed_words() const {
   std::vector<std::uint64_t> words(static_cast<std::size_t>(state.shape.ranks));
+  add_failed_words(device, words);
+  // A rank that has given up low-latency mode writes no word for normal mode.
+  if (other_ != nullptr) add_failed_words(other_->device, words);
+  return words;
+}
+
+void CudaGroup::add_failed_words(const DeviceGroup& of, std::vector<std::uint64_t>& words) const {
+  std::vector<std::uint64_t> read(words.size());
   // The group's stream may be under capture, or busy with a kernel that waits.
   const UncapturedStream reading(*state.world->memory().cuda());
-  check(
-      cudaMemcpy2DAsync(words.data(), sizeof(std::uint64_t),
-                        device.block[state.me] + device.layout.failed, detail::kLine,
-                        sizeof(std::uint64_t), words.size(), cudaMemcpyDeviceToHost, reading.get()),
-      "state of the other ranks");
+  check(cudaMemcpy2DAsync(read.data(), sizeof(std::uint64_t), of.block[state.me] + of.layout.failed,
+                          detail::kLine, sizeof(std::uint64_t), read.size(), cudaMemcpyDeviceToHost,
+                          reading.get()),
+        "state of the other ranks");
   check(cudaStreamSynchronize(reading.get()), "state of the other ranks");
-  return words;
+  for (std::size_t rank = 0; rank < words.size(); ++rank)
+    if (words[rank] == 0) words[rank] = read[rank];
 }
 
 std::optional<std::int32_t> CudaGroup::ask_failed_rank() {

@@ -117,6 +117,9 @@ struct CudaGroup {
   /// The same for a block that is not the one of GroupState: its layout, and every rank's copy of
   /// it as an address here.
   void open(const detail::DeviceLayout& layout, std::span<std::byte* const> blocks);
+  /// Shows the kernels of this mode the other mode, which has memory of its own and is open, so
+  /// that a rank in one mode and another in the other one find each other.
+  void show(const CudaGroup& other);
   /// Waits for all calls; throws a fatal fault.
   void drain();
   /// Waits for all calls; throws any fault.
@@ -125,12 +128,16 @@ struct CudaGroup {
  private:
   /// The `failed` words of all ranks at this one.
   std::vector<std::uint64_t> failed_words() const;
+  /// Fills in those in the block of one mode for ranks whose word is still 0.
+  void add_failed_words(const DeviceGroup& of, std::vector<std::uint64_t>& words) const;
   void wait_for_readers(cudaStream_t on);
   bool waits_for_gpu() const;
   void wait_for_gpu();
   /// Records between_ where `record` has left that for later.
   void record_left();
 
+  const CudaGroup* other_ = nullptr;    ///< of the other mode, if it has memory of its own
+  std::shared_ptr<void> other_memory_;  ///< GroupMemory::other_mode
   std::optional<RecentMemory> recent_;
   std::mutex readers_mutex_;
   std::vector<cudaStream_t> readers_;  ///< streams that later calls are ordered after

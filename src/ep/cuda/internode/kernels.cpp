@@ -148,6 +148,9 @@ void Kernels::open() {
     why_not_normal = error.what();
     normal.reset();
   }
+  if (!normal || !low_latency || state.options.mask_failed) return;
+  group.show(normal->group);
+  normal->group.show(group);
 }
 
 void Kernels::drain() {

@@ -71,6 +71,8 @@ struct DeviceNotice {
   /// combine: where rows or weights are staged while others fetch, 1 + PieceSize::shift
   /// (cuda/normal/device/staged_pieces.cuh); else 0.
   std::uint64_t staged;
+  /// Between nodes: epochs of the last low-latency operations that the rank had sent before.
+  std::uint64_t dispatches_sent, combines_sent;
 };
 
 /// Rows of a piece of staged expert output, at most. A piece has one flag.

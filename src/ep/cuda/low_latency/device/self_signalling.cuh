@@ -112,10 +112,9 @@ __device__ __noinline__ inline std::uint64_t check_wait(const DeviceGroup& group
   if (ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, rank)) != 0)
     fault = Fault::peer_failed;
   if (fault == Fault::timeout && ptx::globaltimer() <= deadline) {
-    if (is_in_normal_mode(group, rank)) return other_mode;
-    if (group.record != nullptr)
-      show_wait(group, rank, deadline - group.timeout_ns,
-                WaitPlace{rows.phase, rows.operation, rows.epoch}.word());
+    const WaitPlace place{rows.phase, rows.operation, rows.epoch};
+    if (is_in_normal_mode(group, rank, place)) return other_mode;
+    if (group.record != nullptr) show_wait(group, rank, deadline - group.timeout_ns, place.word());
     return deadline;
   }
   wait_failed(group, fault, rows.phase, rows.operation, rank, rows.epoch,

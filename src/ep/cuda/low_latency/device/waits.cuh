@@ -18,13 +18,27 @@ __device__ inline void mask(const DeviceGroup& group, std::int32_t rank) {
   __threadfence_system();
 }
 
-/// True if `rank` is in an operation of normal mode that this rank has not called. Such an
-/// operation waits for all ranks, and stores of a rank arrive in their order. So all that the rank
-/// has sent before is there after this call, and what is missing then never comes.
-__device__ inline bool is_in_normal_mode(const DeviceGroup& group, std::int32_t rank) {
-  return group.finds_other_mode != 0 &&
-         ptx::ld_acquire_sys_global(signal_at(group, group.me, group.layout.entered, rank)) >
-             group.memory->epoch;
+/// True if `rank` is in an operation of normal mode that this rank has not called, without having
+/// sent what the wait is for. Such an operation waits for all ranks. Within a node stores of a rank
+/// arrive in their order: all that it has sent before is there after this call, and what is missing
+/// then never comes. Between nodes a signal may overtake an earlier one, but the notice says what
+/// was sent before.
+__device__ inline bool is_in_normal_mode(const DeviceGroup& group, std::int32_t rank,
+                                         const WaitPlace& place) {
+  if (group.finds_other_mode == 0) return false;
+  const DeviceGroup* const other = group.memory->other_mode;
+  const DeviceGroup& normal = other == nullptr ? group : *other;
+  const std::uint64_t entered =
+      ptx::ld_acquire_sys_global(signal_at(normal, normal.me, normal.layout.entered, rank));
+  if (entered <= normal.memory->epoch) return false;
+  if (other == nullptr) return true;
+  // The notice counts no grants.
+  if (place.phase == Phase::low_latency_dispatch_grant ||
+      place.phase == Phase::low_latency_combine_grant)
+    return false;
+  const volatile detail::DeviceNotice& notice = notice_of(normal, entered, rank);
+  return (place.operation == kDispatchOperation ? notice.dispatches_sent : notice.combines_sent) <
+         place.epoch;
 }
 
 /// The limit of a wait of low-latency mode: the time, and that the rank is in normal mode.
@@ -35,8 +49,9 @@ __device__ inline bool is_in_normal_mode(const DeviceGroup& group, std::int32_t 
 /// limit by the timeout: at most ranks - 2 times, once for each rank that may be dead.
 class ExtendedDeadline {
  public:
-  __device__ ExtendedDeadline(const DeviceGroup& group, std::int32_t rank)
+  __device__ ExtendedDeadline(const DeviceGroup& group, std::int32_t rank, const WaitPlace& place)
       : group_(group),
+        place_(place),
         rank_(rank),
         at_(ptx::globaltimer() + group.timeout_ns),
         seen_(load_word()) {}
@@ -46,7 +61,7 @@ class ExtendedDeadline {
     if (group_.mask_failed != 0 && polls % kPollsPerWord == 0) tell_others();
     // Only the polls after the rank has been seen there prove that it has sent nothing before.
     if (in_normal_mode_ != 0) return Fault::other_mode;
-    if (is_in_normal_mode(group_, rank_)) in_normal_mode_ = 1;
+    if (is_in_normal_mode(group_, rank_, place_)) in_normal_mode_ = 1;
     if (ptx::globaltimer() <= at_) return Fault::none;
     const std::uint32_t seen = load_word();
     if (group_.mask_failed == 0 || seen == seen_ || extensions_ == group_.ranks - 2)
@@ -73,6 +88,7 @@ class ExtendedDeadline {
   }
 
   const DeviceGroup& group_;
+  const WaitPlace& place_;
   const std::int32_t rank_;
   std::uint64_t at_;
   // Volatile keeps these in local memory: the thread needs its registers for the row in flight.

@@ -15,22 +15,6 @@
 
 namespace shoal::ep::cuda {
 
-/// The notice of `rank` for one epoch, in the block of rank `of`.
-__device__ inline std::byte* notice_at(const DeviceGroup& group, std::int32_t of,
-                                       std::uint64_t epoch, std::int32_t rank) {
-  return group.block[of] + group.layout.notices +
-         ((epoch & 1) * static_cast<std::uint64_t>(group.ranks) + rank) * group.layout.notice_bytes;
-}
-
-/// The notice that `rank` has written for one epoch in this rank's block, once its `entered` is
-/// there.
-__device__ inline const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
-                                                                 std::uint64_t epoch,
-                                                                 std::int32_t rank) {
-  return *reinterpret_cast<const volatile detail::DeviceNotice*>(
-      notice_at(group, group.me, epoch, rank));
-}
-
 /// Writes the notice, and the counts where given, to every rank, then raises `entered` there. A
 /// rank gets the counts of its own experts, or with kAllExperts of all. The whole block calls.
 template <bool kAllExperts = false>

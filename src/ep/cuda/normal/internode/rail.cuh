@@ -165,12 +165,12 @@ class IdleWait {
 
 /// publish_notice between nodes: ranks of this node get the notice by stores, the others by a put
 /// from a copy in this rank's block. `rail_tokens(node)` becomes DeviceNotice::staged for the ranks
-/// of a node. The whole block calls; its first warps put.
+/// of a node. Says what this rank has sent in low-latency mode. The whole block calls; its first
+/// warps put.
 template <class Network, bool kAllExperts, class RailTokens>
 __device__ void publish_to_nodes(const Rail& rail, std::uint64_t epoch, Phase phase,
-                                 const detail::DeviceNotice& notice,
-                                 const std::int32_t* rank_counts, const std::int32_t* expert_counts,
-                                 RailTokens&& rail_tokens) {
+                                 detail::DeviceNotice& notice, const std::int32_t* rank_counts,
+                                 const std::int32_t* expert_counts, RailTokens&& rail_tokens) {
   const DeviceGroup& group = rail.group;
   const NodeGrid& grid = rail.grid;
   constexpr std::int32_t kWords = sizeof(detail::DeviceNotice) / 4;
@@ -182,6 +182,12 @@ __device__ void publish_to_nodes(const Rail& rail, std::uint64_t epoch, Phase ph
     return rail.mine() + grid.layout.notices +
            ((epoch & 1) * static_cast<std::uint64_t>(group.ranks) + to) * grid.layout.notice_bytes;
   };
+  const DeviceGroup* const low_latency = group.memory->other_mode;
+  if (low_latency != nullptr && threadIdx.x == 0) {
+    notice.dispatches_sent = low_latency->memory->dispatches_sent;
+    notice.combines_sent = low_latency->memory->combines_sent;
+  }
+  __syncthreads();
   for (std::int32_t i = threadIdx.x; i < length * group.ranks; i += blockDim.x) {
     const std::int32_t to = i / length, w = i % length;
     std::int32_t value = 0;
