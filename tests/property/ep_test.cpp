@@ -37,6 +37,7 @@ void check_rounds(const EpCase& c, std::uint64_t rounds) {
       EpCase now = c;
       now.seed = c.seed + 1000 * round;
       check_normal(group, now, {.expert_alignment = static_cast<std::int32_t>(1 + round * 7)});
+      if (round == 1) check_normal_formats(group, now);
       check_low_latency(group, now, round % 2 ? ep::Reduction::exact : ep::Reduction::per_rank,
                         round == 2);
       const std::vector<ep::Quantize> all = quantizations_for(c.hidden);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <shoal/ep/formats.hpp>
 #include <shoal/ep/options.hpp>
 #include <shoal/tensor.hpp>
 
@@ -50,8 +51,14 @@ struct DispatchOptions {
   /// float32 [tokens, top_k]; optional. Travels with the rows.
   ConstTensorView weights{};
   /// float32 or int32 [tokens, n], any strides; optional. Travels with the rows: the scales of
-  /// float8 rows.
+  /// float8 rows, for instance. One-byte scales are passed four to an int32.
   ConstTensorView scales{};
+  /// Not none: the rows of x, bfloat16, are encoded as they are sent, and the result has the codes
+  /// and `scales`. Equal on all ranks.
+  Quantize quantize = Quantize::none;
+  /// float32 [1], for nvfp4: as LowLatencyDispatchOptions::global_scale. Ranks that differ get
+  /// Error{mismatch}.
+  ConstTensorView global_scale{};
   /// Dispatched::tokens_per_expert is rounded up to a multiple of it. 1 to 65,536.
   std::int32_t expert_alignment = 1;
   /// Dispatched::topk_weights has the weights of all top-k slots, also of those whose expert is
@@ -77,8 +84,14 @@ struct ExpertMajorOptions {
   /// float32 [tokens, top_k]; optional. Travels with the rows.
   ConstTensorView weights{};
   /// float32 or int32 [tokens, n], any strides; optional. Travels with the rows: the scales of
-  /// float8 rows.
+  /// float8 rows, for instance. One-byte scales are passed four to an int32.
   ConstTensorView scales{};
+  /// Not none: the rows of x, bfloat16, are encoded as they are sent, and the result has the codes
+  /// and `scales`. Equal on all ranks.
+  Quantize quantize = Quantize::none;
+  /// float32 [1], for nvfp4: as LowLatencyDispatchOptions::global_scale. Ranks that differ get
+  /// Error{mismatch}.
+  ConstTensorView global_scale{};
   /// Blocks start at a multiple of it. 1 to 65,536. A cached handle brings its own along.
   std::int32_t alignment = 1;
   /// Above 0: results have exactly this many rows, gaps between blocks included, so that no size
@@ -111,8 +124,8 @@ struct ReceivedCounts {
 /// On GPUs the rows of scales, topk_idx, topk_weights and source_token are contiguous but lie apart
 /// (their first stride is larger than a row).
 struct Dispatched {
-  Tensor x;                      ///< [rows, hidden], dtype of the input
-  std::optional<Tensor> scales;  ///< [rows, n]; when DispatchOptions::scales is given
+  Tensor x;                      ///< [rows, hidden], dtype of the input, or EncodedRows
+  std::optional<Tensor> scales;  ///< [rows, n]; when DispatchOptions::scales is given, EncodedRows
   /// int64 [rows, top_k]: experts of this rank, numbered from 0; -1 for an expert elsewhere. Not
   /// with a cached handle.
   std::optional<Tensor> topk_idx;
@@ -136,8 +149,9 @@ struct Dispatched {
 /// topk_idx and source_token and 0 in topk_weights; rows of x and scales there are not
 /// initialized.
 struct ExpertMajorDispatched {
-  Tensor x;                      ///< [rows, hidden], dtype of the input
-  std::optional<Tensor> scales;  ///< [rows, n]; when ExpertMajorOptions::scales is given
+  Tensor x;  ///< [rows, hidden], dtype of the input, or EncodedRows
+  std::optional<Tensor>
+      scales;  ///< [rows, n]; when ExpertMajorOptions::scales is given, EncodedRows
   /// int32 [E / R + 1], on GPUs in device memory: the first row of each block, then the end of the
   /// last one.
   Tensor expert_first_row;

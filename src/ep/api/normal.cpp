@@ -34,7 +34,7 @@ AnyDispatched run_dispatch(GroupState& group, const ConstTensorView& x, const Ro
       check_handle(group, "dispatch", *handle);
     const auto cached = routing != nullptr ? nullptr : state_of(*handle);
     const auto& sent = routing != nullptr ? state_of(*routing) : cached->routing;
-    check_rows(group, x, sent->tokens);
+    check_rows(group, x, sent->tokens, options);
     check_dispatch_options(group, x, options, cached.get());
     const Tensor rows = aligned_rows(x);
     const OperationScope scope(group, record::Operation::dispatch);
@@ -94,6 +94,8 @@ AnyDispatchOptions any(const DispatchOptions& options) {
 AnyDispatchOptions any(const ExpertMajorOptions& options) {
   return {DispatchOptions{.weights = options.weights,
                           .scales = options.scales,
+                          .quantize = options.quantize,
+                          .global_scale = options.global_scale,
                           .expert_alignment = options.alignment,
                           .worst_case_rows = options.worst_case_rows,
                           .copy_out = options.copy_out,

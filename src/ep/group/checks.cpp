@@ -115,23 +115,87 @@ void check_route_options(const GroupState& group, std::int64_t tokens,
         DataType::int32);
 }
 
-void check_rows(const GroupState& group, const ConstTensorView& x, std::int64_t tokens) {
+void check_global_scale(const char* call, float scale) {
+  require(scale > 0 && scale <= std::numeric_limits<float>::max(), Code::invalid_argument,
+          "SHOAL-N583: {}: global_scale is {}; allowed: positive and finite", call, scale);
+}
+
+namespace {
+
+/// The options of a dispatch that say how rows are encoded.
+void check_format(const GroupState& group, const char* call, Quantize quantize,
+                  const ConstTensorView& global_scale) {
+  require(quantize <= Quantize::nvfp4, Code::invalid_argument,
+          "SHOAL-N584: {}: quantize has the unknown value {}; allowed: 0 (none) to {} (nvfp4)",
+          call, static_cast<int>(quantize), static_cast<int>(Quantize::nvfp4));
+  const char* const name = name_of(quantize);
+  require(group.shape.hidden % hidden_multiple(quantize) == 0, Code::invalid_argument,
+          "SHOAL-N580: {}: hidden is {}; rows in {} must be a multiple of {} channels", call,
+          group.shape.hidden, name, hidden_multiple(quantize));
+  if (!global_scale.defined()) return;
+  require(quantize == Quantize::nvfp4, Code::invalid_argument,
+          "SHOAL-N582: {}: global_scale is for nvfp4; quantize is {}", call, name);
+  check_tensor(group, call, "global_scale", global_scale, {1}, {DataType::float32});
+  if (group.device.kind != DeviceKind::host) return;
+  check_global_scale(call, *global_scale.as<float>());
+}
+
+void check_scale_layout(const char* call, Quantize quantize, ScaleLayout layout) {
+  require(layout <= ScaleLayout::tiles, Code::invalid_argument,
+          "SHOAL-N584: {}: scale_layout has the unknown value {}; allowed: 0 (automatic) to {} "
+          "(tiles)",
+          call, static_cast<int>(layout), static_cast<int>(ScaleLayout::tiles));
+  require(layout != ScaleLayout::tiles || has_byte_scales(quantize), Code::invalid_argument,
+          "SHOAL-N582: {}: scale_layout is tiles, which needs scales of one byte: fp8_ue8m0, mxfp8 "
+          "or nvfp4; quantize is {}",
+          call, name_of(quantize));
+}
+
+/// Scales may take the room that narrow rows leave.
+void check_room_for_scales(const GroupState& group, Quantize quantize, std::size_t row_bytes) {
+  const Shape& shape = group.shape;
+  const auto bytes = static_cast<std::size_t>(
+      4 * RowFormat(quantize).scale_words(shape.hidden, has_byte_scales(quantize)));
+  const auto room = static_cast<std::size_t>(4 * shape.max_scales);
+  require(
+      row_bytes + bytes <= shape.max_row_bytes + room, Code::invalid_argument,
+      "SHOAL-N581: dispatch: rows of {} have {} bytes and {} of scales; this group was made for "
+      "at most {} and {} (GroupOptions.dtype, GroupOptions.max_scales)",
+      name_of(quantize), row_bytes, bytes, shape.max_row_bytes, room);
+}
+
+}  // namespace
+
+void check_rows(const GroupState& group, const ConstTensorView& x, std::int64_t tokens,
+                const AnyDispatchOptions& options) {
   require(
       group.shape.max_tokens > 0, Code::invalid_argument,
       "SHOAL-N578: dispatch: this group was made without normal mode (GroupOptions.max_tokens is "
       "0)");
+  const Quantize quantize = options.quantize;
+  const bool encoded = quantize != Quantize::none;
+  check_format(group, "dispatch", quantize, options.global_scale);
   const bool opaque = x.rank == 2 && (x.dtype == DataType::int8 || x.dtype == DataType::uint8);
-  check_tensor(group, "dispatch", "x", x, {tokens, opaque ? x.shape[1] : group.shape.hidden},
-               {DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3,
-                DataType::int8, DataType::uint8});
-  const std::size_t row_bytes = x.shape[1] * size_of(x.dtype);
+  const std::int64_t columns = opaque && !encoded ? x.shape[1] : group.shape.hidden;
+  if (encoded)
+    check_tensor(group, "dispatch", "x (with quantize)", x, {tokens, columns},
+                 {DataType::bfloat16});
+  else
+    check_tensor(group, "dispatch", "x", x, {tokens, columns},
+                 {DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3,
+                  DataType::int8, DataType::uint8});
+  const RowFormat format(quantize);
+  const std::size_t row_bytes =
+      encoded ? format.row_bytes(x.shape[1]) : x.shape[1] * size_of(x.dtype);
+  const std::string_view dtype = encoded ? name_of(quantize) : name_of(x.dtype);
   require(row_bytes <= group.shape.max_row_bytes, Code::invalid_argument,
           "SHOAL-N579: dispatch: rows of {} have {} bytes; this group was made for at most {} "
           "(GroupOptions.dtype is {})",
-          name_of(x.dtype), row_bytes, group.shape.max_row_bytes, name_of(group.options.dtype));
+          dtype, row_bytes, group.shape.max_row_bytes, name_of(group.options.dtype));
   require(row_bytes % 16 == 0 && row_bytes > 0, Code::invalid_argument,
           "SHOAL-N580: dispatch: rows of {} have {} bytes; they must be a positive multiple of 16",
-          name_of(x.dtype), row_bytes);
+          dtype, row_bytes);
+  if (encoded) check_room_for_scales(group, quantize, row_bytes);
   check_row_address("dispatch", "x", x);
 }
 
@@ -139,6 +203,8 @@ void check_dispatch_options(const GroupState& group, const ConstTensorView& x,
                             const AnyDispatchOptions& options, const HandleState* cached) {
   const std::int64_t tokens = x.shape[0];
   check_launch(group, "dispatch", options.launch);
+  require(options.quantize == Quantize::none || !options.scales.defined(), Code::invalid_argument,
+          "SHOAL-N582: dispatch: DispatchOptions.scales with quantize, which makes them");
   if (options.weights.defined())
     check_tensor(group, "dispatch", "DispatchOptions.weights", options.weights,
                  {tokens, group.shape.top_k}, {DataType::float32});
@@ -255,43 +321,6 @@ void check_wait_ns(const GroupState& group, const char* call, const ConstTensorV
 
 }  // namespace
 
-namespace {
-
-/// The options of a low-latency dispatch that say how rows are encoded.
-void check_row_format(const GroupState& group, const char* call,
-                      const LowLatencyDispatchOptions& options) {
-  const Quantize quantize = options.quantize;
-  require(quantize <= Quantize::nvfp4, Code::invalid_argument,
-          "SHOAL-N584: {}: quantize has the unknown value {}; allowed: 0 (none) to {} (nvfp4)",
-          call, static_cast<int>(quantize), static_cast<int>(Quantize::nvfp4));
-  const char* const name = name_of(quantize);
-  require(group.shape.hidden % hidden_multiple(quantize) == 0, Code::invalid_argument,
-          "SHOAL-N580: {}: hidden is {}; rows in {} must be a multiple of {} channels", call,
-          group.shape.hidden, name, hidden_multiple(quantize));
-  require(options.scale_layout <= ScaleLayout::tiles, Code::invalid_argument,
-          "SHOAL-N584: {}: scale_layout has the unknown value {}; allowed: 0 (automatic) to {} "
-          "(tiles)",
-          call, static_cast<int>(options.scale_layout), static_cast<int>(ScaleLayout::tiles));
-  require(options.scale_layout != ScaleLayout::tiles || has_byte_scales(quantize),
-          Code::invalid_argument,
-          "SHOAL-N582: {}: scale_layout is tiles, which needs scales of one byte: fp8_ue8m0, mxfp8 "
-          "or nvfp4; quantize is {}",
-          call, name);
-  if (!options.global_scale.defined()) return;
-  require(quantize == Quantize::nvfp4, Code::invalid_argument,
-          "SHOAL-N582: {}: global_scale is for nvfp4; quantize is {}", call, name);
-  check_tensor(group, call, "global_scale", options.global_scale, {1}, {DataType::float32});
-  if (group.device.kind != DeviceKind::host) return;
-  check_global_scale(call, *options.global_scale.as<float>());
-}
-
-}  // namespace
-
-void check_global_scale(const char* call, float scale) {
-  require(scale > 0 && scale <= std::numeric_limits<float>::max(), Code::invalid_argument,
-          "SHOAL-N583: {}: global_scale is {}; allowed: positive and finite", call, scale);
-}
-
 void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& x,
                                 const ConstTensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options) {
@@ -301,7 +330,8 @@ void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& 
   check_topk(topk_idx, group.shape, group.device, group.shape.low_latency_max_tokens, call);
   check_tensor(group, call, "x", x, {topk_idx.shape[0], group.shape.hidden}, {DataType::bfloat16});
   check_row_address(call, "x", x);
-  check_row_format(group, call, options);
+  check_format(group, call, options.quantize, options.global_scale);
+  check_scale_layout(call, options.quantize, options.scale_layout);
   if (options.tokens_per_expert.defined())
     check_tensor(group, call, "tokens_per_expert (in C and Python expert_counts)",
                  options.tokens_per_expert, {group.shape.local_experts}, {DataType::int32});

@@ -25,7 +25,8 @@ void check_route_options(const GroupState& group, std::int64_t tokens, const Rou
 /// fields are copies for the caller.
 void check_routing(const GroupState& group, const Routing& routing);
 void check_launch(const GroupState& group, const char* call, const Launch& launch);
-void check_rows(const GroupState& group, const ConstTensorView& x, std::int64_t tokens);
+void check_rows(const GroupState& group, const ConstTensorView& x, std::int64_t tokens,
+                const AnyDispatchOptions& options);
 /// `cached`: the handle whose layout is reused, if any.
 void check_dispatch_options(const GroupState& group, const ConstTensorView& x,
                             const AnyDispatchOptions& options, const HandleState* cached = nullptr);

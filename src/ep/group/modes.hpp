@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ep/group/pending.hpp"
+#include "ep/plan/row_format.hpp"
 #include "shoal/detail/ep_layouts.hpp"
 #include "shoal/memory_map.hpp"
 
@@ -24,9 +25,32 @@ struct DispatchCall {
   std::shared_ptr<const RoutingState> routing;
   std::shared_ptr<const HandleState> cached{};  ///< handle whose layout is reused, or nullptr
 
-  std::size_t row_bytes() const { return x.shape[1] * size_of(x.dtype); }
+  bool encodes() const { return options.quantize != Quantize::none; }
+  /// Bytes of a row of x.
+  std::size_t given_row_bytes() const { return x.shape[1] * size_of(x.dtype); }
+
+  // Rows as they travel and arrive.
+
+  std::size_t row_bytes() const {
+    return encodes() ? RowFormat(options.quantize).row_bytes(x.shape[1]) : given_row_bytes();
+  }
+  /// Multiples of four.
   std::size_t scale_bytes() const {
+    if (encodes())
+      return 4 *
+             RowFormat(options.quantize).scale_words(x.shape[1], has_byte_scales(options.quantize));
     return options.scales.defined() ? options.scales.shape[1] * 4 : 0;
+  }
+  bool has_scales() const { return scale_bytes() > 0; }
+  DataType row_dtype() const { return encodes() ? code_dtype(options.quantize) : x.dtype; }
+  std::int64_t row_elements() const {
+    return static_cast<std::int64_t>(row_bytes() / size_of(row_dtype()));
+  }
+  DataType scale_dtype() const {
+    return encodes() ? ep::detail::scale_dtype(options.quantize) : options.scales.dtype;
+  }
+  std::int64_t scale_elements() const {
+    return encodes() ? RowFormat(options.quantize).groups(x.shape[1]) : options.scales.shape[1];
   }
   /// Alignment of the blocks of an expert-major layout; 0: rank-major.
   std::int32_t expert_alignment() const {

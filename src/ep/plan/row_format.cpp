@@ -5,11 +5,9 @@ namespace shoal::ep::detail {
 
 TensorView rows_view(void* data, Quantize quantize, const Shape& shape) {
   const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
-  if (quantize == Quantize::nvfp4)
-    return {data, DataType::uint8, {experts, rows, shape.hidden / 2}};
   return {data,
-          quantize == Quantize::none ? DataType::bfloat16 : DataType::float8_e4m3,
-          {experts, rows, shape.hidden}};
+          code_dtype(quantize),
+          {experts, rows, quantize == Quantize::nvfp4 ? shape.hidden / 2 : shape.hidden}};
 }
 
 TensorView scales_view(void* data, Quantize quantize, ScaleLayout layout, const Shape& shape) {
@@ -23,7 +21,7 @@ TensorView scales_view(void* data, Quantize quantize, ScaleLayout layout, const 
     return view;
   }
   if (!bytes) return {data, DataType::float32, {experts, rows, words}};
-  const DataType dtype = quantize == Quantize::nvfp4 ? DataType::float8_e4m3 : DataType::uint8;
+  const DataType dtype = scale_dtype(quantize);
   if (scales.layout == ScaleLayout::tiles) {
     constexpr std::int64_t kTileRows = ScaleWords::kTileRows;
     const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;

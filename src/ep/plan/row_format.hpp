@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_format.hpp: the encodings of rows of a low-latency dispatch (Quantize): how a row travels,
-// and where its scales lie in a result (ScaleLayout). Pure; for the host and for kernels.
+// row_format.hpp: the encodings of dispatched rows (Quantize): how a row travels, and where its
+// scales lie in a result (ScaleLayout). Pure; for the host and for kernels.
 //
-// A row travels as its codes, then, on multiples of 16 bytes, its scales, and the global scale
-// where the format has one.
+// In low-latency mode a row travels as its codes, then, on multiples of 16 bytes, its scales, and
+// the global scale where the format has one. In normal mode the scales travel as words beside it,
+// and the notices have the global scale.
 #pragma once
 
 #include <cstddef>
@@ -43,6 +44,10 @@ struct RowFormat {
   constexpr std::int64_t groups(std::int64_t hidden) const {
     return quantized() ? (hidden + group - 1) / group : 0;
   }
+  /// Words of four bytes that hold the scales of a row of a result.
+  constexpr std::int64_t scale_words(std::int64_t hidden, bool bytes) const {
+    return bytes ? (groups(hidden) + 3) / 4 : groups(hidden);
+  }
   /// Offsets in a row as it travels, and its size.
   constexpr std::size_t scales_at(std::int64_t hidden) const {
     return align_up(row_bytes(hidden), kWireChunk);
@@ -69,6 +74,19 @@ constexpr bool has_byte_scales(Quantize quantize) {
   return quantize >= Quantize::fp8_ue8m0;
 }
 
+/// The dtype of the codes of a result.
+constexpr DataType code_dtype(Quantize quantize) {
+  return quantize == Quantize::none    ? DataType::bfloat16
+         : quantize == Quantize::nvfp4 ? DataType::uint8
+                                       : DataType::float8_e4m3;
+}
+/// The dtype of its scales, one by one.
+constexpr DataType scale_dtype(Quantize quantize) {
+  return quantize == Quantize::nvfp4 ? DataType::float8_e4m3
+         : has_byte_scales(quantize) ? DataType::uint8
+                                     : DataType::float32;
+}
+
 /// ScaleLayout::automatic as the layout that it stands for.
 constexpr ScaleLayout layout_of(Quantize quantize, ScaleLayout given) {
   if (given != ScaleLayout::automatic) return given;
@@ -89,8 +107,8 @@ struct ScaleWords {
   constexpr ScaleWords(Quantize quantize, ScaleLayout given, std::int64_t hidden,
                        std::int64_t expert_rows)
       : layout(layout_of(quantize, given)),
-        words(static_cast<std::uint32_t>(RowFormat(quantize).groups(hidden))) {
-    if (has_byte_scales(quantize)) words = (words + 3) / 4;
+        words(static_cast<std::uint32_t>(
+            RowFormat(quantize).scale_words(hidden, has_byte_scales(quantize)))) {
     const auto rows = static_cast<std::uint32_t>(expert_rows);
     const bool tiles = layout == ScaleLayout::tiles, columns = layout == ScaleLayout::columns;
     word_stride = tiles ? kTileRows : columns ? rows : 1;
@@ -136,6 +154,12 @@ constexpr std::size_t most_scale_bytes(const Shape& shape) {
   for (const Quantize quantize : kQuantizations)
     bytes = std::max(bytes, most_scale_bytes(quantize, shape));
   return bytes;
+}
+
+/// The global scale of the options of a call with host tensors, 1 without one.
+template <typename Options>
+float global_scale_of(const Options& options) {
+  return options.global_scale.defined() ? *options.global_scale.template as<float>() : 1.0F;
 }
 
 /// The rows of a result in host memory at `data`, as LowLatencyReceived describes them.

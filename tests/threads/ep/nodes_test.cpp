@@ -181,6 +181,7 @@ TEST_P(EpNodes, LowLatencyModeGivesTheBitsOfOneNode) {
         for (const bool early_weights : {false, true})
           check_low_latency(group, c, reduction, zero_copy, early_weights);
     check_low_latency_formats(group, c);
+    check_normal_formats(group, c);
   });
 }
 
@@ -354,6 +355,7 @@ TEST(EpNodesMode, EveryFormOverANetwork) {
       check_low_latency(group, c, ep::Reduction::per_rank, true, early_weights);
     }
     check_low_latency_formats(group, c);
+    check_normal_formats(group, c);
     group.close();
   });
 }

@@ -54,6 +54,15 @@ TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
   });
 }
 
+// Rows in all formats; hidden is no multiple of the channels of a scale of FP8.
+TEST_P(EpNormal, EveryFormatMatchesItsReference) {
+  EpCase c = small_case(GetParam(), 6);
+  for (const std::int64_t hidden : {64, 192, 448}) {
+    c.hidden = hidden;
+    run_case(c, [&](World&, ep::Group& group) { check_normal_formats(group, c); });
+  }
+}
+
 TEST(EpNormalMode, SeveralThreadsPerPe) {
   const EpCase c = small_case(3, 9);
   for (const bool by_setting : {false, true}) {  // GroupOptions.threads, or SHOAL_EP_THREADS

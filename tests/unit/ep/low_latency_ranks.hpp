@@ -23,7 +23,7 @@
 #include "fake_gpu/array.hpp"
 #include "fake_gpu/nic_worlds.hpp"
 #include "fake_gpu/requests.hpp"
-#include "unit/ep/encoded_rows.hpp"
+#include "checks/ep/encoded_rows.hpp"
 
 namespace shoal::ep::cuda {
 

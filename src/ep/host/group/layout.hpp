@@ -43,6 +43,8 @@ struct NormalNotice {
   std::uint32_t scales;  ///< scales per row
   std::uint32_t has_weights;
   std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: rank-major
+  std::uint32_t quantize;          ///< dispatch: Quantize
+  float global_scale;              ///< of nvfp4
   /// Epochs of the last low-latency operations that the rank had sent before.
   std::uint64_t dispatches_sent, combines_sent;
 };

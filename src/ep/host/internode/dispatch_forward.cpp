@@ -65,7 +65,7 @@ class Forward final : public RailWork {
       return group_.state.nodes.node_of[copy.rank] == node;
     });
   }
-  void write(std::byte* message, std::int64_t token) const;
+  void write(std::byte* message, const OwnToken& token) const;
   void pass_on(std::int32_t node, const std::byte* chunk, std::int64_t messages);
   void place(Forwarded& forwarded, const std::byte* message) const;
   void pass_on(const Forwarded& forwarded, std::int64_t index, const std::byte* message) const;
@@ -92,11 +92,12 @@ bool Forward::send(std::int32_t node) {
   std::vector<std::int64_t> tokens;
   while (next_[node] < call_.routing->tokens && static_cast<std::int64_t>(tokens.size()) < room_)
     if (const std::int64_t token = next_[node]++; needed_on(token, node)) tokens.push_back(token);
-  group_.workers.for_ranges(static_cast<std::int64_t>(tokens.size()),
-                            [&](std::int64_t first, std::int64_t last) {
-                              for (std::int64_t i = first; i < last; ++i)
-                                write(chunk + sizeof(ChunkHeader) + i * message_.total, tokens[i]);
-                            });
+  group_.workers.for_ranges(
+      static_cast<std::int64_t>(tokens.size()), [&](std::int64_t first, std::int64_t last) {
+        OwnTokens own(call_);
+        for (std::int64_t i = first; i < last; ++i)
+          write(chunk + sizeof(ChunkHeader) + i * message_.total, own.token(tokens[i]));
+      });
   sent_[node] = next_[node] == call_.routing->tokens;
   const auto messages = static_cast<std::uint32_t>(tokens.size());
   group_.state.recorder.sent_over_network(group_.state.nodes.rail_peer(node), messages,
@@ -106,11 +107,10 @@ bool Forward::send(std::int32_t node) {
   return true;
 }
 
-void Forward::write(std::byte* message, std::int64_t token) const {
-  const TokenSide side = side_of(call_, token);
+void Forward::write(std::byte* message, const OwnToken& token) const {
+  const TokenSide& side = token.side;
   const std::int32_t k = group_.state.shape.top_k;
-  copy_row(message, static_cast<const std::byte*>(call_.x.data) + token * call_.row_bytes(),
-           call_.row_bytes(), Store::cached);
+  copy_row(message, token.row, call_.row_bytes(), Store::cached);
   auto* scales = reinterpret_cast<std::uint32_t*>(message + message_.scales);
   for (std::size_t i = 0; i < call_.scale_bytes() / 4; ++i)
     scales[i] = side.scales[static_cast<std::int64_t>(i) * side.scale_stride];

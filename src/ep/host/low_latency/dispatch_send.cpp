@@ -22,21 +22,10 @@ using shoal::detail::Activity;
 void encode(std::int64_t hidden, Quantize quantize, float global, std::byte* target,
             const std::uint16_t* row) {
   const detail::RowFormat format(quantize);
-  auto* const codes = reinterpret_cast<std::uint8_t*>(target);
-  std::byte* const scales = target + format.scales_at(hidden);
-  auto* const bytes = reinterpret_cast<std::uint8_t*>(scales);
-  const auto channels = static_cast<std::size_t>(hidden);
-  switch (quantize) {
-    case Quantize::none:
-      return copy_row(target, row, format.row_bytes(hidden), Store::cached);
-    case Quantize::mxfp8:
-      return quantize_mxfp8_row(codes, bytes, row, channels);
-    case Quantize::nvfp4:
-      return quantize_nvfp4_row(codes, bytes, row, channels, global);
-    default:
-      return quantize_row(codes, reinterpret_cast<float*>(scales), row, channels,
-                          quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
-  }
+  if (quantize == Quantize::none)
+    return copy_row(target, row, format.row_bytes(hidden), Store::cached);
+  encode_row(quantize, global, reinterpret_cast<std::uint8_t*>(target),
+             target + format.scales_at(hidden), row, static_cast<std::size_t>(hidden));
 }
 
 void write_header(std::byte* slot, std::int64_t token, std::span<const std::int64_t> experts,
@@ -87,7 +76,7 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
     HostGroup& group, const ConstTensorView& x, std::shared_ptr<const detail::RoutingState> routing,
     const LowLatencyDispatchOptions& options) {
   const Quantize quantize = options.quantize;
-  const float global = global_scale_of(options);
+  const float global = detail::global_scale_of(options);
   const auto& shape = group.state.shape;
   const std::uint64_t epoch = ++group.state.low_latency_dispatch_epoch;
   enter_phase(group, Activity::low_latency_dispatch, epoch, "send");

@@ -45,10 +45,6 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
 /// One of the two sets of result arrays, made when first needed. Pages of rows that are never
 /// received are never touched.
 LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize quantize);
-/// The global scale of a call, 1 without one.
-inline float global_scale_of(const LowLatencyDispatchOptions& options) {
-  return options.global_scale.defined() ? *options.global_scale.as<float>() : 1.0F;
-}
 /// Waits for the slots of all ranks and expands them to the rows of the local experts.
 LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatchState& pending);
 

@@ -65,10 +65,13 @@ detail::AnyDispatched dispatch_receive(HostGroup& group, const DispatchCall& cal
 
   detail::AnyDispatched received;
   const bool copy = call.options.copy_out;
-  received.x = result(plan, copy, base + layout.x, call.x.dtype, {rows, call.x.shape[1]});
-  if (call.options.scales.defined())
-    received.scales = result(plan, copy, base + layout.scales, call.options.scales.dtype,
-                             {rows, call.options.scales.shape[1]});
+  received.x = result(plan, copy, base + layout.x, call.row_dtype(), {rows, call.row_elements()});
+  if (call.has_scales()) {
+    // A row of scales takes whole words.
+    const auto stride = static_cast<std::int64_t>(call.scale_bytes() / size_of(call.scale_dtype()));
+    received.scales = result(plan, copy, base + layout.scales, call.scale_dtype(), {rows, stride});
+    received.scales.shape[1] = call.scale_elements();
+  }
   if (!call.cached) {
     received.topk_idx =
         result(plan, copy, base + layout.topk_idx, DataType::int64, {rows, experts});

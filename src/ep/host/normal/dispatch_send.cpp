@@ -42,18 +42,20 @@ class Scatter final : public LocalWork {
     const std::int64_t first = next_;
     next_ = std::min(next_ + tokens, call_.routing->tokens);
     group_.workers.for_ranges(next_ - first, [&](std::int64_t from, std::int64_t to) {
-      for (std::int64_t token = first + from; token < first + to; ++token) send(token);
+      OwnTokens tokens_here(call_);
+      for (std::int64_t token = first + from; token < first + to; ++token)
+        send(token, tokens_here.token(token));
     });
     return next_ > first;
   }
   bool done() const override { return next_ == call_.routing->tokens; }
 
  private:
-  void send(std::int64_t token) const {
+  void send(std::int64_t token, const OwnToken& own) const {
     void* rows[kMaxTopK];
     std::size_t count = 0;
     const std::size_t row_bytes = call_.row_bytes();
-    const TokenSide side = side_of(call_, token);
+    const TokenSide& side = own.side;
     const auto row_at = [&](std::int32_t rank, std::int64_t row) {
       rows[count++] = plan_.target[rank] + plan_.layout[rank].x + row * row_bytes;
     };
@@ -72,9 +74,7 @@ class Scatter final : public LocalWork {
         side_.write(side, copy.rank, plan_.target[copy.rank], plan_.layout[copy.rank], row);
       }
     }
-    if (count > 0)
-      scatter_row({rows, count}, static_cast<const std::byte*>(call_.x.data) + token * row_bytes,
-                  row_bytes, store_);
+    if (count > 0) scatter_row({rows, count}, own.row, row_bytes, store_);
   }
 
   HostGroup& group_;

@@ -36,11 +36,14 @@ namespace {
 
 std::string describe(const NormalNotice& notice) {
   const auto operation = static_cast<Operation>(notice.operation);
+  const auto quantize = static_cast<Quantize>(notice.quantize);
   return fmt::format(
-      "{} of {} rows, {} scales, {} weights, layout of {}, {}",
+      "{} of {} rows{}{}, {} scales, {} weights, layout of {}, {}",
       operation == Operation::dispatch ? "dispatch" : "combine",
-      name_of(static_cast<DataType>(notice.dtype)), notice.scales,
-      notice.has_weights ? "with" : "without",
+      name_of(static_cast<DataType>(notice.dtype)),
+      quantize == Quantize::none ? "" : fmt::format(" sent as {}", detail::name_of(quantize)),
+      quantize == Quantize::nvfp4 ? fmt::format(" with global scale {}", notice.global_scale) : "",
+      notice.scales, notice.has_weights ? "with" : "without",
       notice.handle_epoch == 0 ? "its own" : fmt::format("dispatch {}", notice.handle_epoch),
       notice.expert_alignment == 0
           ? "rank-major"
@@ -55,7 +58,8 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board, std::uint
     if (other.operation == first.operation && other.dtype == first.dtype &&
         other.scales == first.scales && other.has_weights == first.has_weights &&
         other.handle_epoch == first.handle_epoch &&
-        other.expert_alignment == first.expert_alignment)
+        other.expert_alignment == first.expert_alignment && other.quantize == first.quantize &&
+        other.global_scale == first.global_scale)
       continue;
     fail(Code::mismatch,
          "SHOAL-N540: ranks of the group call different operations: PE {} {}; PE {} {}{}",
@@ -258,6 +262,8 @@ DispatchPlan notify(HostGroup& group, const DispatchCall& call) {
   notice.scales = static_cast<std::uint32_t>(call.scale_bytes() / 4);
   notice.has_weights = call.options.weights.defined();
   notice.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
+  notice.quantize = static_cast<std::uint32_t>(call.options.quantize);
+  notice.global_scale = detail::global_scale_of(call.options);
 
   const Step step{"dispatch", shoal::detail::Activity::dispatch, ++group.state.epoch, "notify",
                   "its counts"};

@@ -4,9 +4,13 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include "base/align.hpp"
 #include "ep/group/modes.hpp"
 #include "ep/host/group/layout.hpp"
+#include "ep/host/rows/row_ops.hpp"
+#include "ep/numeric/scale.hpp"
 
 namespace shoal::ep::host {
 
@@ -72,15 +76,58 @@ class SidePayload {
   const Shape& shape_;
 };
 
-/// Token `token` of the caller's own.
-inline TokenSide side_of(const DispatchCall& call, std::int64_t token) {
-  const ConstTensorView& scales = call.options.scales;
-  return {static_cast<std::int32_t>(token), call.routing->experts_of(token),
-          call.options.weights.defined()
-              ? call.options.weights.as<float>() + token * call.routing->shape.top_k
-              : nullptr,
-          scales.defined() ? scales.as<std::uint32_t>() + token * scales.strides[0] : nullptr,
-          scales.defined() ? scales.strides[1] : 0};
-}
+/// A token of the caller's own, as it travels.
+struct OwnToken {
+  TokenSide side;
+  const std::byte* row;
+};
+
+/// The caller's own tokens, one at a time. Encodes rows into memory of its own.
+class OwnTokens {
+ public:
+  explicit OwnTokens(const DispatchCall& call)
+      : call_(call),
+        scales_at_(align_up(call.row_bytes(), sizeof(std::uint32_t))),
+        encoded_(call.encodes() ? scales_at_ + call.scale_bytes() : 0) {
+    if (call.options.quantize == Quantize::fp8_ue8m0)
+      floats_.resize(static_cast<std::size_t>(call.scale_elements()));
+  }
+
+  /// Valid until the next call.
+  OwnToken token(std::int64_t token) {
+    const ConstTensorView& scales = call_.options.scales;
+    OwnToken own{
+        {static_cast<std::int32_t>(token), call_.routing->experts_of(token),
+         call_.options.weights.defined()
+             ? call_.options.weights.as<float>() + token * call_.routing->shape.top_k
+             : nullptr,
+         scales.defined() ? scales.as<std::uint32_t>() + token * scales.strides[0] : nullptr,
+         scales.defined() ? scales.strides[1] : 0},
+        static_cast<const std::byte*>(call_.x.data) + token * call_.given_row_bytes()};
+    if (!call_.encodes()) return own;
+    encode(reinterpret_cast<const std::uint16_t*>(own.row));
+    own.row = encoded_.data();
+    own.side.scales = reinterpret_cast<const std::uint32_t*>(encoded_.data() + scales_at_);
+    own.side.scale_stride = 1;
+    return own;
+  }
+
+ private:
+  void encode(const std::uint16_t* row) {
+    const detail::AnyDispatchOptions& options = call_.options;
+    std::byte* const scales = encoded_.data() + scales_at_;
+    encode_row(options.quantize, detail::global_scale_of(options),
+               reinterpret_cast<std::uint8_t*>(encoded_.data()),
+               floats_.empty() ? scales : reinterpret_cast<std::byte*>(floats_.data()), row,
+               static_cast<std::size_t>(call_.x.shape[1]));
+    for (std::size_t group = 0; group < floats_.size(); ++group)
+      scales[group] = std::byte{numeric::encode_ue8m0(floats_[group])};
+  }
+
+  const DispatchCall& call_;
+  const std::size_t scales_at_;
+  std::vector<std::byte> encoded_;  ///< codes and scales; bytes after the last scale are 0
+  std::vector<float> floats_;       ///< of fp8_ue8m0
+};
 
 }  // namespace shoal::ep::host

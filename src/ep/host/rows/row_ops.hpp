@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 
+#include "shoal/ep/formats.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::ep::host {
@@ -55,6 +56,10 @@ void quantize_mxfp8_row(std::uint8_t* target, std::uint8_t* scales, const std::u
 /// bfloat16 row of whole groups of 16 channels to NVFP4: two channels a byte, a scale per group.
 void quantize_nvfp4_row(std::uint8_t* target, std::uint8_t* scales, const std::uint16_t* source,
                         std::size_t channels, float global);
+/// bfloat16 row to the codes and scales of a format other than none, on the way: fp8_ue8m0 has
+/// float32 scales there.
+void encode_row(Quantize quantize, float global, std::uint8_t* codes, std::byte* scales,
+                const std::uint16_t* source, std::size_t channels);
 /// The inverse of quantize_row: float8_e4m3 and scales to bfloat16, rounded once.
 void dequantize_row(std::uint16_t* target, const std::uint8_t* source, const float* inverse_scales,
                     std::size_t channels);

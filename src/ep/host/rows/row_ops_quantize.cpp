@@ -242,6 +242,16 @@ void quantize_nvfp4_row(std::uint8_t* target, std::uint8_t* scales, const std::u
   HWY_DYNAMIC_DISPATCH(QuantizeNvfp4RowKernel)(target, scales, source, channels, global);
 }
 
+void encode_row(Quantize quantize, float global, std::uint8_t* codes, std::byte* scales,
+                const std::uint16_t* source, std::size_t channels) {
+  auto* const bytes = reinterpret_cast<std::uint8_t*>(scales);
+  if (quantize == Quantize::mxfp8) return quantize_mxfp8_row(codes, bytes, source, channels);
+  if (quantize == Quantize::nvfp4)
+    return quantize_nvfp4_row(codes, bytes, source, channels, global);
+  quantize_row(codes, reinterpret_cast<float*>(scales), source, channels,
+               quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
+}
+
 void dequantize_row(std::uint16_t* target, const std::uint8_t* source, const float* inverse_scales,
                     std::size_t channels) {
   HWY_DYNAMIC_DISPATCH(DequantizeRowKernel)(target, source, inverse_scales, channels);

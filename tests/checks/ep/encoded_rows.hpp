@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// encoded_rows.hpp: rows of a low-latency dispatch as numeric/ encodes them, and rows whose codes
+// encoded_rows.hpp: dispatched rows as numeric/ encodes them, and rows whose codes
 // or scales are all ones.
 #pragma once
 

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// shoal/ep/formats.hpp: the encodings in which rows travel.
+#pragma once
+
+#include <cstdint>
+
+namespace shoal::ep {
+
+/// The encoding in which rows of a dispatch travel and arrive. The sender encodes them, in the
+/// kernel that sends them; in normal mode between nodes in one before it.
+///
+/// | name | value of a channel | scale | hidden: a multiple of |
+/// |---|---|---|---|
+/// | none | bfloat16; in normal mode as in x | | 8 |
+/// | fp8 | e4m3 * scale | float32 amax / 448, of 128 channels | 16 |
+/// | fp8_power_of_two | e4m3 * scale | the same, rounded up to a power of two | 16 |
+/// | fp8_ue8m0 | e4m3 * scale | that power as UE8M0, a byte | 16 |
+/// | mxfp8 | e4m3 * scale | UE8M0, 2^ceil(log2(amax / 448)), of 32 channels | 32 |
+/// | nvfp4 | e2m1 * scale / global | e4m3, amax / 6 * global, of 16 channels | 64 |
+///
+/// amax is the largest magnitude of the channels that share the scale. Values are rounded to
+/// nearest, ties to even, and saturate. Below an amax of 1e-4, fp8, fp8_power_of_two and fp8_ue8m0
+/// use 1e-4; mxfp8 and nvfp4 have no such bound and give channels of zeros the smallest scale. A
+/// NaN or an infinity makes all channels that share its scale NaN.
+///
+/// Largest error of a channel, as a fraction of its amax: fp8 1/28, with power-of-two scales 1/16,
+/// for an amax of 1e-4 or more, with mxfp8 of 2^-118 or more; nvfp4 17/96 for an amax * global of
+/// 6 * 2^-6 to 6 * 448, which is what normal scales reach.
+///
+/// Sources: OCP Microscaling Formats 1.0; NVIDIA, NVFP4.
+enum class Quantize : std::uint8_t { none = 0, fp8, fp8_power_of_two, fp8_ue8m0, mxfp8, nvfp4 };
+
+}  // namespace shoal::ep
