@@ -41,7 +41,7 @@ struct Options {
       .tokens = 4096, .iterations = 128, .dropped = 16};  ///< `tokens` when SM counts are swept
   std::int32_t pes = 1;                                   ///< threads; ignored under shoal-run
   std::vector<std::int64_t> tokens{8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
-  std::vector<std::string> formats{"fp8", "bf16"};  ///< low-latency: names of kFormats
+  std::vector<std::string> formats{"fp8", "bf16"};  ///< names of kFormats
   std::vector<std::int32_t> sms{4, 8, 12, 16, 24, 32, 48, 64};
   std::int32_t main_sms = 16;  ///< SMs when token counts are swept
   bool warmup = true;          ///< start: the group is warmed up by a call or by preinitialize

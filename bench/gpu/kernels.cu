@@ -161,7 +161,7 @@ void quantize(cudaStream_t stream, const TensorView& x, const TensorView& quanti
 }
 
 void run_experts(cudaStream_t stream, const NormalExperts& a) {
-  const NormalLayout layout{a.x.shape[1],          a.topk_idx.shape[1],
+  const NormalLayout layout{a.outputs.shape[1],    a.topk_idx.shape[1],
                             a.x.strides[0],        a.scales.defined() ? a.scales.strides[0] : 0,
                             a.topk_idx.strides[0], a.weights.strides[0],
                             a.outputs.strides[0]};

@@ -216,10 +216,8 @@ class LowLatencyBench {
   }
 
   bool nvfp4() const { return format_->quantize == ep::Quantize::nvfp4; }
-  /// The error of a row's value, as a fraction of it. In NVFP4 it is a fraction of the largest of
-  /// 16 values: half of the largest step of e2m1, for a scale that e4m3 has rounded.
   double row_error() const {
-    if (nvfp4()) return 17.0 / 96 + ep::detail::kBf16Rounding;
+    if (nvfp4()) return kNvfp4RowError;
     return quantized() || log_fmt_ ? kQuantizedRowError : 0;
   }
 

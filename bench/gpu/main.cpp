@@ -144,11 +144,13 @@ void declare(CLI::App& app, Options& options, std::string& part) {
               "collectives on streams by size, and those of NCCL where libnccl.so.2 is found");
   for (CLI::App* const sub : {normal, low_latency})
     add_list(sub, "--tokens", options.tokens, "tokens per PE, a list such as 8,128");
-  add_list(low_latency, "--format", options.formats,
-           "formats of rows: bf16, fp8, mxfp8, nvfp4 (default fp8,bf16)");
   std::vector<std::string> formats;
   for (const RowFormat& format : kFormats) formats.emplace_back(format.name);
-  low_latency->get_option("--format")->check(CLI::IsMember(formats));
+  for (CLI::App* const sub : {normal, low_latency}) {
+    add_list(sub, "--format", options.formats,
+             "formats of rows: bf16, fp8, mxfp8, nvfp4 (default fp8,bf16)");
+    sub->get_option("--format")->check(CLI::IsMember(formats));
+  }
   add_list(normal, "--sms", options.sms, "SM counts, a list such as 8,16");
   for (CLI::App* const sub : {normal, nodes, start}) add_main_tokens(sub);
   normal->add_option("--main-sms", options.main_sms, "SMs where tokens are swept")

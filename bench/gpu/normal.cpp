@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// normal.cpp: normal mode by number of SMs and tokens: FP8 and BF16 dispatch, BF16 combine.
+// normal.cpp: normal mode by number of SMs and tokens: dispatch in the formats of --format, BF16
+// combine. Rows of "fp8" come quantized from the caller; those of "fp8 encoded", "mxfp8" and
+// "nvfp4" are encoded as they are sent.
 //
 // Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely.
 // Times per point: chains of pairs (route, dispatch, combine), the same with an event between
@@ -9,6 +11,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "base/check.hpp"
 #include "gpu/bench.hpp"
@@ -17,14 +21,38 @@ namespace shoal::bench::gpu {
 
 namespace {
 
-enum class Format : std::uint8_t { bf16, fp8 };
+/// A format of dispatched rows.
+struct Sent {
+  std::string name;
+  ep::Quantize quantize;   ///< none: rows are sent as they are
+  bool quantized = false;  ///< as the caller has quantized them
+  double channel_bytes;
+};
 
-const char* name_of(Format format) {
-  return format == Format::bf16 ? "bf16" : "fp8";
+/// The formats of --format: rows that come quantized, and rows that are encoded.
+std::vector<Sent> sent_formats(const std::vector<std::string>& names) {
+  std::vector<Sent> formats;
+  for (const std::string& name : names) {
+    const RowFormat& format = *std::ranges::find(kFormats, name, &RowFormat::name);
+    const bool fp8 = format.quantize == ep::Quantize::fp8;
+    if (fp8) formats.push_back({name, ep::Quantize::none, true, format.channel_bytes});
+    formats.push_back(
+        {fp8 ? name + " encoded" : name, format.quantize, false, format.channel_bytes});
+  }
+  return formats;
+}
+
+/// Scales of one byte as the words in which they lie.
+TensorView words_of(TensorView scales) {
+  if (size_of(scales.dtype) != 1) return scales;
+  scales.dtype = DataType::int32;
+  scales.shape[1] = (scales.shape[1] + 3) / 4;
+  scales.strides[0] /= 4;
+  return scales;
 }
 
 struct Point {
-  Format format;
+  const Sent* format;
   std::int64_t tokens;
   std::int32_t sms;
 };
@@ -36,6 +64,7 @@ class NormalBench {
         options_(options),
         shape_(options.shape),
         max_tokens_(std::max(options.shape.tokens, std::ranges::max(options.tokens))),
+        formats_(sent_formats(options.formats)),
         // Before the group: expert output that lies in the heap need not be staged.
         expert_output_(world.heap().allocate<std::uint16_t>(
             static_cast<std::size_t>(max_tokens_ * peers.count() * shape_.hidden))),
@@ -71,11 +100,11 @@ class NormalBench {
   std::vector<Point> points() const {
     std::vector<Point> points;
     const auto add = [&](std::int64_t tokens, std::int32_t sms) {
-      for (const Format format : {Format::fp8, Format::bf16}) {
+      for (const Sent& format : formats_) {
         const auto same = [&](const Point& p) {
-          return p.format == format && p.tokens == tokens && p.sms == sms;
+          return p.format == &format && p.tokens == tokens && p.sms == sms;
         };
-        if (std::ranges::none_of(points, same)) points.push_back({format, tokens, sms});
+        if (std::ranges::none_of(points, same)) points.push_back({&format, tokens, sms});
       }
     };
     for (const std::int32_t sms : options_.sms) add(shape_.tokens, sms);
@@ -113,9 +142,12 @@ class NormalBench {
   ep::Launch launch() const {
     return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = point_.sms};
   }
-  bool fp8() const { return point_.format == Format::fp8; }
+  const Sent& format() const { return *point_.format; }
+  /// True if results have scales.
+  bool narrow() const { return format().quantized || format().quantize != ep::Quantize::none; }
+  bool nvfp4() const { return format().quantize == ep::Quantize::nvfp4; }
   TensorView input(const DeviceBatch& batch) const {
-    return first_rows(fp8() ? batch.quantized : batch.x, point_.tokens);
+    return first_rows(format().quantized ? batch.quantized : batch.x, point_.tokens);
   }
   TensorView output() const { return first_rows(output_, point_.tokens); }
   std::int64_t worst_case() const { return point_.tokens * peers_.count(); }
@@ -123,16 +155,17 @@ class NormalBench {
   ep::DispatchOptions dispatch_options(const DeviceBatch& batch) const {
     ep::DispatchOptions options;
     options.weights = first_rows(batch.weights, point_.tokens);
-    if (fp8()) options.scales = first_rows(batch.scales, point_.tokens);
+    if (format().quantized) options.scales = first_rows(batch.scales, point_.tokens);
+    options.quantize = format().quantize;
     options.worst_case_rows = worst_case();
     options.launch = launch();
     return options;
   }
 
-  /// Memory of the expert output: in place for bfloat16 rows; for FP8 rows in memory of the heap,
+  /// Memory of the expert output: in place for bfloat16 rows; for others in memory of the heap,
   /// another part each time.
   TensorView outputs(const ep::Dispatched& received, std::int64_t i) const {
-    if (!fp8()) return received.x;
+    if (!narrow()) return received.x;
     const std::int64_t rows = worst_case(), parts = max_tokens_ * peers_.count() / rows;
     std::uint16_t* const data = expert_output_.data() + i % parts * rows * shape_.hidden;
     TensorView view(data, DataType::bfloat16, {rows, shape_.hidden});
@@ -168,14 +201,13 @@ class NormalBench {
   }
 
   double dispatch_bytes() const {
-    const double scales = static_cast<double>((shape_.hidden + 127) / 128 * 4);
-    return rows_ * (fp8() ? static_cast<double>(shape_.hidden) + scales : combine_row());
+    return rows_ * static_cast<double>(shape_.hidden) * format().channel_bytes;
   }
   double combine_row() const { return static_cast<double>(shape_.row_bytes()); }
 
   void add(const char* operation, const char* how, const Timing& timing, double bytes) {
     results_.add({{"operation", operation},
-                  {"format", name_of(point_.format)},
+                  {"format", format().name},
                   {"launch", how},
                   {"tokens", point_.tokens},
                   {"sms", point_.sms}},
@@ -261,7 +293,7 @@ class NormalBench {
       const ep::Dispatched received = dispatch(static_cast<std::int64_t>(set));
       NormalExperts experts;
       experts.x = received.x;
-      if (received.scales) experts.scales = *received.scales;
+      if (received.scales) experts.scales = words_of(*received.scales);
       experts.topk_idx = received.topk_idx.value_or(Tensor());
       experts.weights = received.topk_weights.value_or(Tensor());
       experts.row_count = received.device_counts->rows;
@@ -270,17 +302,22 @@ class NormalBench {
       run_experts(stream_.get(), experts);
       combine(received, static_cast<std::int64_t>(set));
       finish();
-      check_output(batch, output(), batch.factor, batch.size, error(fp8() ? kQuantizedRowError : 0),
-                   stream_.get(),
-                   fmt::format("{} {} tokens, {} SMs, set {}, {}", name_of(point_.format),
-                               point_.tokens, point_.sms, set, when));
+      check_output(batch, output(), batch.factor, batch.size, error(row_error()), stream_.get(),
+                   fmt::format("{} {} tokens, {} SMs, set {}, {}", format().name, point_.tokens,
+                               point_.sms, set, when),
+                   nvfp4() ? 16 : 1);
     }
+  }
+
+  double row_error() const {
+    if (nvfp4()) return kNvfp4RowError;
+    return narrow() ? kQuantizedRowError : 0;
   }
 
   /// During a chain of bfloat16 the experts return the rows that they received, so the last output
   /// is x times the number of ranks that received the token.
   void check_chain_output() {
-    if (fp8()) return;
+    if (narrow()) return;
     const std::int64_t last = shape_.dropped + shape_.iterations - 1;
     const DeviceBatch& batch = batches_[at(last)];
     check_output(batch, output(), batch.ranks, batch.ranks, error(0), stream_.get(),
@@ -292,6 +329,7 @@ class NormalBench {
   const Options& options_;
   const Shape shape_;
   const std::int64_t max_tokens_;
+  const std::vector<Sent> formats_;
   const Stream stream_;
   SymmetricArray<std::uint16_t> expert_output_;
   ep::Group group_;

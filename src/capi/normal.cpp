@@ -13,9 +13,12 @@ ep::detail::AnyDispatchOptions dispatch_options(const shoal_ep_dispatch_options*
                                                 const char* call) {
   const shoal_ep_dispatch_options defaults = SHOAL_EP_DISPATCH_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_dispatch_options", given, defaults);
-  check_reserved("shoal_ep_dispatch_options", c.reserved);
   return {{.weights = optional_view_of(c.weights, call, "shoal_ep_dispatch_options.weights"),
            .scales = optional_view_of(c.scales, call, "shoal_ep_dispatch_options.scales"),
+           .quantize = enumeration(c.quantize, ep::Quantize::nvfp4, call,
+                                   "shoal_ep_dispatch_options.quantize"),
+           .global_scale =
+               optional_view_of(c.global_scale, call, "shoal_ep_dispatch_options.global_scale"),
            .expert_alignment = c.expert_alignment,
            .worst_case_rows = c.worst_case_rows,
            .copy_out = c.copy_out != 0,

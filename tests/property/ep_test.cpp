@@ -5,6 +5,7 @@
 // @traits slow
 #include <gtest/gtest.h>
 
+#include "checks/ep/formats.hpp"
 #include "checks/ep/normal.hpp"
 #include "shoal/world.hpp"
 #include "support/draws.hpp"

@@ -47,6 +47,15 @@ typedef struct shoal_ep_launch {
 } shoal_ep_launch;
 #define SHOAL_EP_LAUNCH_INIT {sizeof(shoal_ep_launch), NULL, NULL, NULL, 0, 0}
 
+enum {
+  SHOAL_QUANTIZE_NONE = 0,
+  SHOAL_FP8 = 1,
+  SHOAL_FP8_POWER_OF_TWO = 2,
+  SHOAL_FP8_UE8M0 = 3,
+  SHOAL_MXFP8 = 4,
+  SHOAL_NVFP4 = 5
+};
+
 typedef struct shoal_ep_dispatch_options {
   size_t size;
   const shoal_tensor* weights;
@@ -56,10 +65,11 @@ typedef struct shoal_ep_dispatch_options {
   int32_t expert_alignment;
   int32_t expert_major;
   int32_t copy_out;
-  int32_t reserved;  ///< 0
+  int32_t quantize;  ///< SHOAL_QUANTIZE_NONE, SHOAL_FP8 and so on
+  const shoal_tensor* global_scale;
 } shoal_ep_dispatch_options;
 #define SHOAL_EP_DISPATCH_OPTIONS_INIT \
-  {sizeof(shoal_ep_dispatch_options), NULL, NULL, NULL, 0, 1, 0, 0, 0}
+  {sizeof(shoal_ep_dispatch_options), NULL, NULL, NULL, 0, 1, 0, 0, SHOAL_QUANTIZE_NONE, NULL}
 
 typedef struct shoal_ep_combine_options {
   size_t size;
@@ -71,14 +81,6 @@ typedef struct shoal_ep_combine_options {
 } shoal_ep_combine_options;
 #define SHOAL_EP_COMBINE_OPTIONS_INIT {sizeof(shoal_ep_combine_options), NULL, NULL, 0, NULL, NULL}
 
-enum {
-  SHOAL_QUANTIZE_NONE = 0,
-  SHOAL_FP8 = 1,
-  SHOAL_FP8_POWER_OF_TWO = 2,
-  SHOAL_FP8_UE8M0 = 3,
-  SHOAL_MXFP8 = 4,
-  SHOAL_NVFP4 = 5
-};
 enum {
   SHOAL_SCALES_AUTOMATIC = 0,
   SHOAL_SCALES_ROWS = 1,

@@ -318,6 +318,12 @@ __device__ inline float cvt_f32_f16(std::uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
+/// 1 / value to about a unit in the last place; 0 where that is subnormal.
+__device__ inline float rcp_approx_ftz_f32(float value) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(value));
+  return inverse;
+}
 #if __CUDA_ARCH__ >= 890
 __device__ inline std::uint16_t cvt_rn_satfinite_e4m3x2_f32(float high, float low) {
   std::uint16_t codes;

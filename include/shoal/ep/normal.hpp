@@ -176,7 +176,8 @@ struct ExpertMajorDispatched {
 /// It has the shape and the device of the field with its name, for the last three in device_counts
 /// (ReceivedCounts), and any strides.
 struct UnpackOptions {
-  TensorView scales{};                                           ///< float32 or int32
+  /// float32 or int32. One-byte scales are int32 [rows, ceil(n / 4)], four to a word.
+  TensorView scales{};
   TensorView topk_idx{};                                         ///< int64
   TensorView topk_weights{};                                     ///< float32
   TensorView source_token{};                                     ///< int32

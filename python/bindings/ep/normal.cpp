@@ -179,7 +179,7 @@ void bind_dispatched(nb::module_& module) {
   def_result(dispatched, "x", &Dispatched::x, "def x(self) -> A_co",
              "[rows, hidden], ordered by source rank and token; with expert_major by expert."_doc);
   def_result(dispatched, "scales", &Dispatched::scales, "def scales(self) -> A_co | None",
-             "[rows, n]; None without scales."_doc);
+             "[rows, n]; None without scales and quantize."_doc);
   def_result(dispatched, "topk_idx", &Dispatched::topk_idx, "def topk_idx(self) -> A_co | None",
              "int64 [rows, top_k]: local experts from 0; -1: expert elsewhere. With expert_major "
              "[rows, 1]."_doc);
@@ -227,6 +227,7 @@ void bind_calls(nb::class_<Group>& group) {
           nb::sig(
               "def dispatch(self, x: A, routing: Routing[shoal.typing.SupportsDLPack] | Handle, *, "
               "weights: shoal.typing.SupportsDLPack | None = None, scales: "
+              "shoal.typing.SupportsDLPack | None = None, quantize: str = 'none', global_scale: "
               "shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
               "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = 0, "
               "copy_out: bool = False, transient: bool = False, stream: shoal.typing.Stream | None ="
@@ -238,6 +239,9 @@ void bind_calls(nb::class_<Group>& group) {
           "dtype names the type where the array cannot. routing: a Routing, or the Handle of an "
           "earlier dispatch, which needs no exchange of counts.\n"
           "weights: float32 [tokens, top_k]. scales: float32 or int32 [tokens, n], any strides. "
+          "quantize: the form in which bfloat16 rows travel and arrive, with their scales: "
+          "\"none\", \"fp8\", \"fp8_power_of_two\", \"fp8_ue8m0\", \"mxfp8\" or \"nvfp4\". "
+          "global_scale: float32 [1], for nvfp4, the same on all ranks. "
           "expert_alignment: tokens_per_expert is rounded up to it. expert_major: one row per "
           "(token, expert), grouped by expert. worst_case_rows: the number of rows of the result; "
           "unused rows have topk_idx -1. copy_out: results lie outside the heap. "
@@ -275,6 +279,10 @@ NormalOptions dispatch_options_from(std::string_view call, const nb::kwargs& giv
       options.dispatch.weights = options.arrays.read(value, "weights");
     } else if (name == "scales")
       options.dispatch.scales = options.arrays.read(value, "scales");
+    else if (name == "quantize")
+      options.dispatch.quantize = quantize_from(call, value);
+    else if (name == "global_scale")
+      options.dispatch.global_scale = options.arrays.read(value, "global_scale");
     else if (name == "dtype")
       options.dtype = optional_dtype(call, value);
     else if (name == "expert_alignment")

@@ -8,6 +8,20 @@
 
 namespace shoal::ep::detail {
 
+namespace {
+
+/// Scales of one byte as the words in which they lie; others as they are.
+Tensor words_of(const Tensor& scales) {
+  if (!scales.defined() || size_of(scales.dtype) != 1) return scales;
+  TensorView words = scales;
+  words.dtype = DataType::int32;
+  words.shape[1] = (scales.shape[1] + 3) / 4;
+  words.strides[0] = scales.strides[0] / 4;
+  return {words, scales.owner};
+}
+
+}  // namespace
+
 std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatched& received,
                                        const UnpackOptions& to) {
   constexpr const char* kCall = "unpack";
@@ -27,7 +41,7 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatc
             "SHOAL-N572: unpack: UnpackOptions.{} has no data", name);
     if (array.size() > 0) copies.push_back({from, array});
   };
-  add("scales", received.scales, to.scales);
+  add("scales", words_of(received.scales), to.scales);
   add("topk_idx", received.topk_idx, to.topk_idx);
   add("topk_weights", received.topk_weights, to.topk_weights);
   add("source_token", received.source_token, to.source_token);

@@ -15,16 +15,14 @@ inline constexpr float kE2m1Max = 6.0F;
 /// The code of a magnitude, without sign: to nearest, ties to the even code, saturated. NaN and
 /// negative values give 0.
 SHOAL_HOST_DEVICE inline std::uint32_t encode_e2m1(float magnitude) {
-  constexpr float kSaturated = 2 * kE2m1Max;
-  float bounded = magnitude >= 0 ? magnitude : 0;
-  bounded = bounded < kSaturated ? bounded : kSaturated;
-  // The distance of neighbours is 0.5, 1, then 2. Half-way cases of the unit that is scaled to 1
-  // round to even, which is the even code; 1.75 and 3.5 round to the first code of the next unit.
-  const float scale = bounded < 2 ? 2.0F : bounded < 4 ? 1.0F : 0.5F;
-  const std::uint32_t first = bounded < 2 ? 0 : bounded < 4 ? 2 : 4;
-  constexpr float kIntegers = 0x1.8p23F;  // the unit in the last place is 1
-  const std::uint32_t code = shoal::detail::bits_of_float(add(mul(bounded, scale), kIntegers)) -
-                             shoal::detail::bits_of_float(kIntegers) + first;
+  const float given = magnitude > 0 ? magnitude : 0;
+  // From 1 on: the bits of a float32 after its first bit of mantissa are rounded away, which
+  // carries into the exponent; 252 is twice the exponent of 1, less its code.
+  const std::uint32_t bits = bits_of(given);
+  const std::uint32_t rounded = ((bits + 0x1f'ffffu + (bits >> 22 & 1u)) >> 22) - 252;
+  constexpr float kHalves = 0x1.8p22F;  // the unit in the last place is 0.5
+  const std::uint32_t below_one = bits_of(add(given, kHalves)) - bits_of(kHalves);
+  const std::uint32_t code = given < 1 ? below_one : rounded;
   return code < 7 ? code : 7;
 }
 

@@ -23,7 +23,7 @@ struct EncodedRow {
   std::vector<std::uint8_t> codes;
   std::vector<std::uint32_t> scales;  ///< words of detail::ScaleWords
 
-  EncodedRow(Quantize quantize, std::span<const std::uint16_t> given) {
+  EncodedRow(Quantize quantize, std::span<const std::uint16_t> given, float global = kGlobalScale) {
     const std::span row(reinterpret_cast<const numeric::Bf16*>(given.data()), given.size());
     const detail::RowFormat format(quantize);
     const auto hidden = static_cast<std::int64_t>(given.size());
@@ -40,7 +40,7 @@ struct EncodedRow {
         numeric::quantize_mxfp8_row(row, codes, scale_bytes);
         break;
       case Quantize::nvfp4:
-        numeric::quantize_nvfp4_row(row, kGlobalScale, codes, scale_bytes);
+        numeric::quantize_nvfp4_row(row, global, codes, scale_bytes);
         break;
       default: {
         std::vector<float> floats(groups);

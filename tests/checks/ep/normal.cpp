@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "ep/numeric/rows.hpp"
-#include "shoal/detail/ep_layouts.hpp"
 #include "support/made_up.hpp"
 
 namespace shoal::test {
@@ -118,68 +117,6 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   for (std::int64_t i = 0; i < c.tokens(me) * c.top_k; ++i) {
     const float w = in.topk_idx.as<std::int64_t>()[i] >= 0 ? in.weights.as<float>()[i] : 0.0F;
     expect(combined.topk_weights->as<float>()[i] == w, "a combined weight differs");
-  }
-}
-
-void check_encoded_row(ep::Quantize quantize, const ConstTensorView& x,
-                       const ConstTensorView& scales, std::int64_t row,
-                       std::span<const std::uint16_t> plain) {
-  const ep::EncodedRow wanted(quantize, plain);
-  expect_same(fmt::format("codes of row {} in {}", row, ep::detail::name_of(quantize)),
-              static_cast<const std::byte*>(x.data) + row * x.strides[0] * size_of(x.dtype),
-              wanted.codes.data(), wanted.codes.size(), 1);
-  expect(scales.dtype == ep::detail::scale_dtype(quantize) && scales.strides[1] == 1 &&
-             scales.shape[1] ==
-                 ep::detail::RowFormat(quantize).groups(static_cast<std::int64_t>(plain.size())),
-         "scales are " + scales.describe());
-  expect_same(
-      fmt::format("scales of row {} in {}", row, ep::detail::name_of(quantize)),
-      static_cast<const std::byte*>(scales.data) + row * scales.strides[0] * size_of(scales.dtype),
-      wanted.scales.data(), scales.shape[1] * size_of(scales.dtype), size_of(scales.dtype));
-}
-
-namespace {
-
-/// True if the expert-major rows of every rank fit into the room of rank-major ones.
-bool expert_major_rows_fit(const EpCase& c) {
-  std::int64_t most = 0;
-  for (std::int32_t rank = 0; rank < c.ranks; ++rank)
-    most = std::max<std::int64_t>(most, expected_expert_major(c, rank, 1).first_row.back());
-  return most <= c.ranks * c.max_tokens;
-}
-
-}  // namespace
-
-void check_normal_formats(ep::Group& group, const EpCase& c) {
-  const Inputs in(c, group.team().my_pe());
-  const ep::Routing routing = group.route(in.topk_idx);
-  for (const bool expert_major : {false, true}) {
-    if (expert_major && !expert_major_rows_fit(c)) continue;
-    ep::detail::AnyDispatchOptions options{{.weights = in.weights, .copy_out = true}, expert_major};
-    const ep::detail::AnyDispatched plain = ep::detail::dispatch(group, in.x, routing, options);
-    options.copy_out = false;
-    for (const ep::Quantize quantize : quantizations_for(c.hidden)) {
-      if (quantize == ep::Quantize::none) continue;
-      options.quantize = quantize;
-      options.global_scale = {};
-      if (quantize == ep::Quantize::nvfp4)
-        options.global_scale = ConstTensorView(&kGlobalScale, DataType::float32, {1});
-      ep::Handle handle;
-      for (const bool cached : {false, true}) {
-        const ep::detail::AnyDispatched got =
-            cached ? ep::detail::dispatch(group, in.x, handle, options)
-                   : ep::detail::dispatch(group, in.x, routing, options);
-        handle = got.handle;
-        expect(got.x.shape[0] == plain.x.shape[0], "a format changes the number of rows");
-        expect_same("topk_weights", got.topk_weights.data, plain.topk_weights.data,
-                    plain.topk_weights.bytes(), 4);
-        for (std::int64_t row = 0; row < plain.rows; ++row)
-          if (plain.source_token.as<std::int32_t>()[row] >= 0)
-            check_encoded_row(
-                quantize, got.x, got.scales, row,
-                {plain.x.as<std::uint16_t>() + row * c.hidden, static_cast<std::size_t>(c.hidden)});
-      }
-    }
   }
 }
 

@@ -3,8 +3,6 @@
 // Throws on a difference.
 #pragma once
 
-#include <span>
-
 #include "checks/ep/case.hpp"
 #include "checks/ep/encoded_rows.hpp"
 #include "shoal/settings.hpp"
@@ -25,14 +23,6 @@ struct Inputs {
 /// route, dispatch (with weights), experts, combine; everything compared with the reference bit by
 /// bit.
 void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& extra = {});
-
-/// Dispatches of bfloat16 rows in all formats that they can have, in both layouts, new and cached.
-/// Codes and scales are compared with those of the rows that a plain dispatch receives.
-void check_normal_formats(ep::Group& group, const EpCase& c);
-/// Compares a received row in a format with the same one in bfloat16.
-void check_encoded_row(ep::Quantize quantize, const ConstTensorView& x,
-                       const ConstTensorView& scales, std::int64_t row,
-                       std::span<const std::uint16_t> plain);
 
 /// Low-latency dispatch of bfloat16 rows, experts, combine; rows, their layout and the result
 /// compared bit by bit. early_weights: dispatch gets the weights too.

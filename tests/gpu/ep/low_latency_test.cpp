@@ -10,8 +10,8 @@
 #include <string>
 #include <tuple>
 
+#include "checks/ep/encoded_rows.hpp"
 #include "checks/ep/gpu_low_latency.hpp"
-#include "ep/numeric/rows.hpp"
 
 namespace shoal::test {
 namespace {
@@ -181,90 +181,71 @@ TEST(EpGpuLowLatencyMode, FullSize) {
   run_rounds_of_both(c, {.quantize = Quantize::fp8_ue8m0, .reduction = Reduction::exact}, 1);
 }
 
-TEST(EpGpuLowLatencyMode, EveryFiniteAndSpecialValueIsEncodedAsNumericDoes) {
-  SHOAL_SKIP_WITHOUT_GPU();
-  // One expert that gets rows of all bfloat16 values, in the order of their bits and shuffled:
-  // groups of one magnitude, of all, of zeros, with infinities and NaN.
-  constexpr std::int64_t kHidden = 4096, kTokens = 32;
-  run_threads(1, gpu_settings(), [&](World& world) {
-    GpuGroup group(
-        world, {.hidden = kHidden, .top_k = 1, .experts = 1, .low_latency_max_tokens = kTokens});
-    std::vector<std::uint16_t> values(kTokens * kHidden);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
-    std::shuffle(values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end(),
-                 std::mt19937(1));
-    const std::vector<std::int32_t> experts(kTokens, 0);
-    const Tensor x = group.tensors.upload(
-        ConstTensorView(values.data(), DataType::bfloat16, {kTokens, kHidden}));
-    const Tensor topk =
-        group.tensors.upload(ConstTensorView(experts.data(), DataType::int32, {kTokens, 1}));
-    for (const Quantize quantize : kQuantizes) {
-      if (quantize == Quantize::none || quantize >= Quantize::mxfp8) continue;
-      const auto got = group.group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
-      const Tensor codes = group.tensors.download(got.x),
-                   scales = group.tensors.download(as_stored(*got.scales));
-      const auto rounding = quantize == Quantize::fp8 ? ep::numeric::ScaleRounding::none
-                                                      : ep::numeric::ScaleRounding::power_of_two;
-      for (std::int64_t t = 0; t < kTokens; ++t) {
-        std::vector<std::uint8_t> wanted(kHidden);
-        std::vector<float> inverse(kHidden / 128);
-        ep::numeric::quantize_row(
-            {reinterpret_cast<const ep::numeric::Bf16*>(values.data()) + t * kHidden,
-             static_cast<std::size_t>(kHidden)},
-            rounding, wanted, inverse);
-        expect_same("codes", codes.as<std::uint8_t>() + t * kHidden, wanted.data(), kHidden, 1);
-        for (std::int64_t g = 0; g < kHidden / 128; ++g) {
-          std::uint32_t bits = 0, wanted_bits = 0;
-          std::memcpy(&wanted_bits, &inverse[g], 4);
-          if (quantize == Quantize::fp8_ue8m0) {
-            const std::uint32_t word = scales.as<std::uint32_t>()[g / 4 * kTokens + t];
-            ASSERT_EQ(word >> (8 * (g % 4)) & 0xffU, wanted_bits >> 23 & 0xffU);
-            continue;
-          }
-          std::memcpy(&bits, scales.as<float>() + g * kTokens + t, 4);
-          ASSERT_EQ(bits, wanted_bits) << "group " << g << " of token " << t;
-        }
-      }
+/// Dispatches rows in both modes to the one expert of a group, and compares codes and scales with
+/// numeric/.
+void check_every_value(GpuGroup& group, const std::vector<std::uint16_t>& values,
+                       std::int64_t hidden, Quantize quantize, float global) {
+  const auto tokens = static_cast<std::int64_t>(values.size()) / hidden;
+  const std::vector<std::int32_t> experts(static_cast<std::size_t>(tokens), 0);
+  const auto upload = [&](const void* data, DataType dtype,
+                          std::initializer_list<std::int64_t> shape) {
+    return group.tensors.upload(ConstTensorView(data, dtype, shape));
+  };
+  const Tensor x = upload(values.data(), DataType::bfloat16, {tokens, hidden}),
+               topk = upload(experts.data(), DataType::int32, {tokens, 1}),
+               scale = upload(&global, DataType::float32, {1});
+  const ConstTensorView global_scale =
+      quantize == Quantize::nvfp4 ? ConstTensorView(scale) : ConstTensorView();
+  const auto check = [&](const TensorView& got, const TensorView& got_scales) {
+    const Tensor codes = group.tensors.download(got),
+                 scales = group.tensors.download(got_scales.rank == 3 ? as_stored(got_scales)
+                                                                      : got_scales);
+    const ep::detail::RowFormat format(quantize);
+    const std::size_t bytes = format.row_bytes(hidden), pitch = size_of(got_scales.dtype);
+    const auto groups = static_cast<std::size_t>(format.groups(hidden));
+    for (std::size_t t = 0; t < static_cast<std::size_t>(tokens); ++t) {
+      const ep::EncodedRow wanted(quantize, std::span(values).subspan(t * hidden, hidden), global);
+      expect_same("codes", codes.as<std::uint8_t>() + t * bytes, wanted.codes.data(), bytes, 1);
+      expect_same("scales", scales.as<std::uint8_t>() + t * groups * pitch, wanted.scales.data(),
+                  groups * pitch, pitch);
     }
-  });
+  };
+  const auto low_latency = group.group
+                               .low_latency_dispatch(x, topk,
+                                                     {.quantize = quantize,
+                                                      .scale_layout = ep::ScaleLayout::rows,
+                                                      .global_scale = global_scale})
+                               .receive();
+  check(low_latency.x, *low_latency.scales);
+  const ep::Dispatched normal = group.group.dispatch(
+      x, group.group.route(topk), {.quantize = quantize, .global_scale = global_scale});
+  check(normal.x, *normal.scales);
 }
 
-// Groups of negative values of about one magnitude have words of codes that are all ones.
-TEST(EpGpuLowLatencyMode, EveryValueIsEncodedInBlocksAsNumericDoes) {
+// All values, infinities and NaN too, in groups of neighbours and in groups of any. Groups of
+// negative values of about one magnitude have words of codes that are all ones.
+TEST(EpGpuLowLatencyMode, EveryValueIsEncodedAsNumericDoes) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int64_t kHidden = 4096, kTokens = 16;
   run_threads(1, gpu_settings(), [&](World& world) {
-    GpuGroup group(
-        world, {.hidden = kHidden, .top_k = 1, .experts = 1, .low_latency_max_tokens = kTokens});
+    GpuGroup group(world, {.max_tokens = kTokens,
+                           .hidden = kHidden,
+                           .top_k = 1,
+                           .experts = 1,
+                           .low_latency_max_tokens = kTokens});
     std::vector<std::uint16_t> values(kTokens * kHidden);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
-    const std::vector<std::int32_t> experts(kTokens, 0);
-    const Tensor x = group.tensors.upload(
-        ConstTensorView(values.data(), DataType::bfloat16, {kTokens, kHidden}));
-    const Tensor topk =
-        group.tensors.upload(ConstTensorView(experts.data(), DataType::int32, {kTokens, 1}));
-    for (const Quantize quantize : {Quantize::mxfp8, Quantize::nvfp4}) {
-      const bool mx = quantize == Quantize::mxfp8;
-      const auto got =
-          group.group
-              .low_latency_dispatch(x, topk,
-                                    {.quantize = quantize, .scale_layout = ep::ScaleLayout::rows})
-              .receive();
-      const Tensor codes = group.tensors.download(got.x),
-                   scales = group.tensors.download(as_stored(*got.scales));
-      const std::int64_t bytes = mx ? kHidden : kHidden / 2, groups = kHidden / (mx ? 32 : 16);
-      for (std::int64_t t = 0; t < kTokens; ++t) {
-        const std::span row(reinterpret_cast<const ep::numeric::Bf16*>(values.data()) + t * kHidden,
-                            static_cast<std::size_t>(kHidden));
-        std::vector<std::uint8_t> wanted(static_cast<std::size_t>(bytes)),
-            wanted_scales(static_cast<std::size_t>(groups));
-        if (mx)
-          ep::numeric::quantize_mxfp8_row(row, wanted, wanted_scales);
-        else
-          ep::numeric::quantize_nvfp4_row(row, 1, wanted, wanted_scales);
-        expect_same("codes", codes.as<std::uint8_t>() + t * bytes, wanted.data(), wanted.size(), 1);
-        expect_same("scales", scales.as<std::uint8_t>() + t * groups, wanted_scales.data(),
-                    wanted_scales.size(), 1);
+    std::mt19937 random(7);
+    for (const bool shuffled : {false, true}) {
+      if (shuffled) std::ranges::shuffle(values, random);
+      for (const Quantize quantize : {Quantize::fp8, Quantize::fp8_power_of_two,
+                                      Quantize::fp8_ue8m0, Quantize::mxfp8, Quantize::nvfp4}) {
+        SCOPED_TRACE(ep::detail::name_of(quantize));
+        const bool scaled = quantize == Quantize::nvfp4;
+        for (const float global : {1.0F, 37.5F, 1.1e-3F, 0x1.1p70F, 0x1p-70F, 0x1.7p10F}) {
+          check_every_value(group, values, kHidden, quantize, global);
+          if (!scaled) break;
+        }
       }
     }
   });

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include "checks/ep/formats.hpp"
 #include "gpu/ep/nodes.hpp"
 #include "support/expect_error.hpp"
 
@@ -62,6 +63,19 @@ TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
                   .biases = 2})
             .run();
         GpuRound(owner, c, {.int32_topk = true, .place = OutputPlace::heap, .out = true}).run();
+      },
+      DataType::bfloat16, GetParam().kernels);
+}
+
+TEST_P(EpGpuNodes, RowsInEveryFormat) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = grid_case(GetParam(), 7);
+  c.hidden = 192;
+  run_group(
+      c,
+      [&](GpuGroup& owner) {
+        check_normal_formats(owner.group, c, mover(owner));
+        check_refused_formats(owner.group, c, mover(owner));
       },
       DataType::bfloat16, GetParam().kernels);
 }

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include "checks/ep/formats.hpp"
 #include "checks/ep/gpu_normal.hpp"
 #include "support/expect_error.hpp"
 
@@ -98,6 +99,26 @@ TEST(EpGpuNormal, SmallWithoutWeights) {
   run_rounds(small_case(3, 4), {.int32_topk = true});
   run_rounds(small_case(3, 5),
              {.weights = false, .int32_topk = true, .dispatch = {.copy_out = true}});
+}
+
+TEST_P(EpGpu, SmallRowsInEveryFormat) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = small_case(GetParam(), 6);
+  for (const std::int64_t hidden : {64, 192, 448, 1088}) {
+    c.hidden = hidden;
+    run_group(
+        c, [&](GpuGroup& group) { check_normal_formats(group.group, c, mover(group)); },
+        normal_options(c));
+  }
+}
+
+TEST(EpGpuNormal, SmallFormatsThatDifferAreRefused) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = small_case(3, 8);
+  c.hidden = 128;
+  run_group(
+      c, [&](GpuGroup& group) { check_refused_formats(group.group, c, mover(group)); },
+      normal_options(c));
 }
 
 TEST(EpGpuNormal, SmallRowTypes) {

@@ -389,8 +389,8 @@ TEST(CApiEp, BadArgumentsAreNamedAndTheGroupStaysUsable) {
     options.weights = &pe.topk_idx;
     refused(&pe.x, &options, "DispatchOptions.weights is int64");
     options = SHOAL_EP_DISPATCH_OPTIONS_INIT;
-    options.reserved = 1;
-    refused(&pe.x, &options, "shoal_ep_dispatch_options.reserved is 1");
+    options.quantize = 6;
+    refused(&pe.x, &options, "shoal_ep_dispatch_options.quantize is 6");
     shoal_ep_launch launch = SHOAL_EP_LAUNCH_INIT;
     launch.sms = -1;
     options = SHOAL_EP_DISPATCH_OPTIONS_INIT;

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "checks/ep/expert_major.hpp"
+#include "checks/ep/formats.hpp"
 #include "checks/ep/normal.hpp"
 #include "checks/ep/rounds.hpp"
 #include "checks/world/waits.hpp"

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "checks/ep/formats.hpp"
 #include "checks/ep/normal.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
@@ -61,6 +62,12 @@ TEST_P(EpNormal, EveryFormatMatchesItsReference) {
     c.hidden = hidden;
     run_case(c, [&](World&, ep::Group& group) { check_normal_formats(group, c); });
   }
+}
+
+TEST(EpNormalMode, FormatsThatDifferAreRefused) {
+  EpCase c = small_case(3, 8);
+  c.hidden = 128;
+  run_case(c, [&](World&, ep::Group& group) { check_refused_formats(group, c); });
 }
 
 TEST(EpNormalMode, SeveralThreadsPerPe) {

@@ -60,7 +60,7 @@ EXPECT_MEMBER(shoal_ep_launch, done, 24, void*);
 EXPECT_MEMBER(shoal_ep_launch, sms, 32, int32_t);
 EXPECT_MEMBER(shoal_ep_launch, reserved, 36, int32_t);
 
-EXPECT_STRUCT(shoal_ep_dispatch_options, 56);
+EXPECT_STRUCT(shoal_ep_dispatch_options, 64);
 EXPECT_MEMBER(shoal_ep_dispatch_options, size, 0, size_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, weights, 8, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_dispatch_options, scales, 16, const shoal_tensor*);
@@ -69,7 +69,8 @@ EXPECT_MEMBER(shoal_ep_dispatch_options, worst_case_rows, 32, int64_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, expert_alignment, 40, int32_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, expert_major, 44, int32_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, copy_out, 48, int32_t);
-EXPECT_MEMBER(shoal_ep_dispatch_options, reserved, 52, int32_t);
+EXPECT_MEMBER(shoal_ep_dispatch_options, quantize, 52, int32_t);
+EXPECT_MEMBER(shoal_ep_dispatch_options, global_scale, 56, const shoal_tensor*);
 
 EXPECT_STRUCT(shoal_ep_combine_options, 48);
 EXPECT_MEMBER(shoal_ep_combine_options, size, 0, size_t);

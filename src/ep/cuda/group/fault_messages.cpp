@@ -97,13 +97,13 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
     case Fault::mismatch:
       fail(Code::mismatch,
            "SHOAL-N540: ranks of the group call different operations: PE {} and PE {} differ in "
-           "operation, dtype, scales, weights or handle ({}, epoch {}){}{}",
+           "operation, dtype, format, global scale, scales, weights or handle ({}, epoch {}){}{}",
            state.team.world_pe(0), pe, operation_of(report.phase), epoch,
            refusal_by(state, report, 0), refusal_by(state, report, report.rank));
     case Fault::bad_scale:
       fail(Code::invalid_argument,
-           "SHOAL-N583: low_latency_dispatch: global_scale is {}; allowed: positive and finite",
-           float_of_bits(report.seen));
+           "SHOAL-N583: {}: global_scale is {}; allowed: positive and finite",
+           operation_of(report.phase), float_of_bits(report.seen));
     case Fault::other_scale:
       fail(Code::mismatch,
            "SHOAL-N597: low_latency_dispatch {}: PE {} passed quantize nvfp4 and global scale {}, "

@@ -65,6 +65,8 @@ struct DeviceNotice {
   std::uint32_t weight_stride;     ///< combine: bytes between the weights of two rows
   std::uint32_t blocks;            ///< of the launch: each of them counts in `finished`
   std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: rank-major
+  std::uint32_t quantize;          ///< dispatch: Quantize
+  std::uint32_t global_scale;      ///< the bits of the float32, of nvfp4
   /// combine: the rank's number of the shared range that holds y, whose start `region` then counts
   /// from; 0: none.
   std::uint64_t share;

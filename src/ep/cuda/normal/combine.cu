@@ -412,6 +412,8 @@ __global__ void __launch_bounds__(512, 1)
                         params.weight_stride,
                         gridDim.x,
                         0,
+                        0,
+                        0,
                         params.share,
                         staged ? 1 + shift : 0};
     }

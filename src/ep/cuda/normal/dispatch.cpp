@@ -52,19 +52,56 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       !call.options.copy_out || !group_.captures(), Code::invalid_argument,
       "SHOAL-N536: dispatch: DispatchOptions.copy_out on a captured stream: the memory of results "
       "must outlive the graph; use the result where it lies");
-  require(call.expert_alignment() == 0 || internode_ != nullptr ||
-              fits_with_table(static_cast<std::uint32_t>(call.row_bytes()),
-                              static_cast<std::uint32_t>(call.scale_bytes()), limits_,
-                              table_bytes(call)),
-          Code::unsupported,
-          "SHOAL-N555: dispatch: an expert-major layout with {} experts and rows of {} bytes: 4 "
-          "bytes an expert and two rows must fit into {} bytes of a GPU's shared memory",
-          state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
+  require(
+      call.expert_alignment() == 0 || internode_ != nullptr ||
+          fits_with_table(staged_row_bytes(call), static_cast<std::uint32_t>(call.scale_bytes()),
+                          limits_, table_bytes(call)),
+      Code::unsupported,
+      "SHOAL-N555: dispatch: an expert-major layout with {} experts and rows of {} bytes: 4 "
+      "bytes an expert and two rows must fit into {} bytes of a GPU's shared memory",
+      state_.shape.experts, staged_row_bytes(call) + call.scale_bytes(), limits_.shared_bytes);
   require(
       internode_ == nullptr || region_rows(call) < kMaxDeviceTokens, Code::unsupported,
       "SHOAL-N566: dispatch: a result of {} rows between nodes; at most {} "
       "(DispatchOptions.worst_case_rows, GroupOptions.max_tokens)",
       [&] { return region_rows(call); }, kMaxDeviceTokens - 1);
+}
+
+/// True if the kernel that sends rows encodes them, which needs them in shared memory.
+bool Normal::encodes_while_sending(const detail::DispatchCall& call) const {
+  return call.encodes() && internode_ == nullptr && limits_.bulk_copies;
+}
+
+/// Bytes of a row of x as the kernel loads it.
+std::uint32_t Normal::staged_row_bytes(const detail::DispatchCall& call) const {
+  return static_cast<std::uint32_t>(encodes_while_sending(call) ? call.given_row_bytes()
+                                                                : call.row_bytes());
+}
+
+/// Queues a kernel that encodes the rows of the dispatch `params`, and passes its result there.
+void Normal::encode_rows(const detail::DispatchCall& call, NormalDispatch& params,
+                         cudaStream_t on) {
+  if (!encoded_)
+    encoded_.emplace(static_cast<std::size_t>(state_.shape.max_tokens) *
+                         (state_.shape.max_row_bytes + align_up(state_.shape.max_scales * 4, 16)),
+                     group_.resources);
+  const std::shared_ptr<void> memory = group_.take(*encoded_);
+  group_.uses(memory);
+  NormalEncodeRows rows{};
+  rows.x = params.x;
+  rows.row_bytes = params.row_bytes;
+  rows.scale_bytes = static_cast<std::uint32_t>(align_up(call.scale_bytes(), 16));
+  rows.codes = static_cast<std::byte*>(memory.get());
+  rows.scales = rows.codes + static_cast<std::size_t>(params.tokens) * params.row_bytes;
+  rows.hidden = static_cast<std::uint32_t>(call.x.shape[1]);
+  rows.tokens = params.tokens;
+  rows.quantize = params.quantize;
+  rows.global_scale = params.global_scale;
+  launch_normal_encode_rows(rows, on);
+  params.x = rows.codes;
+  params.scales = reinterpret_cast<const std::uint32_t*>(rows.scales);
+  params.scale_stride = rows.scale_bytes / 4;
+  params.scale_step = 1;
 }
 
 /// The parameters of the kernel. `region` is nullptr where the arena has no room: the kernel then
@@ -78,6 +115,10 @@ NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
   params.group = group_.device;
   params.x = static_cast<const std::byte*>(call.x.data);
   params.row_bytes = static_cast<std::uint32_t>(call.row_bytes());
+  params.x_row_bytes = staged_row_bytes(call);
+  params.quantize = static_cast<std::uint32_t>(call.options.quantize);
+  params.encodes = encodes_while_sending(call) ? 1 : 0;
+  params.global_scale = group_.elements<float>(call.options.global_scale);
   params.tokens = static_cast<std::int32_t>(routing.tokens);
   params.copies_per_token = std::min(shape.top_k, shape.ranks);
   params.copies = routing.arrays.copies;
@@ -88,6 +129,8 @@ NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
     params.scale_stride = scales.strides[0];
     params.scale_step = scales.shape[1] == 1 ? 1 : scales.strides[1];
     params.scale_count = static_cast<std::uint32_t>(scales.shape[1]);
+  } else if (call.encodes()) {
+    params.scale_count = static_cast<std::uint32_t>(call.scale_bytes() / 4);
   }
   params.routing = routing.arrays;
   params.handle = handle.arrays;
@@ -132,13 +175,14 @@ detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
   };
   if (group_.captures()) require_room();
   const NormalPlan plan =
-      plan_dispatch(sms(launch), static_cast<std::uint32_t>(call.row_bytes()),
-                    static_cast<std::uint32_t>(call.scale_bytes()), limits_, table_bytes(call));
-  const NormalDispatch params =
-      dispatch_parameters(call, routing, *handle, region.get(), rows, plan);
+      plan_dispatch(sms(launch), staged_row_bytes(call),
+                    static_cast<std::uint32_t>(call.scale_bytes()), limits_, table_bytes(call),
+                    encodes_while_sending(call) ? static_cast<std::uint32_t>(call.row_bytes()) : 0);
+  NormalDispatch params = dispatch_parameters(call, routing, *handle, region.get(), rows, plan);
   ++state_.epoch;
   state_.world->progress().set(shoal::detail::Activity::dispatch, state_.epoch, "queued");
   if (call.expert_alignment() > 0) number_topk_slots(routing, on);
+  if (call.encodes() && !encodes_while_sending(call)) encode_rows(call, params, on);
   if (internode_ != nullptr)
     launch_internode_dispatch(
         {params, internode_->grid(), routing.node_arrays, handle->rail_arrays},
@@ -245,10 +289,10 @@ detail::AnyDispatched Normal::describe(const detail::DispatchCall& call,
     return call.options.copy_out ? copied_out(tensor, on) : tensor;
   };
   detail::AnyDispatched received;
-  received.x = view(0, call.x.dtype, {count, call.x.shape[1]}, call.row_bytes());
+  received.x = view(0, call.row_dtype(), {count, call.row_elements()}, call.row_bytes());
   const std::size_t at = layout.records;
-  if (const ConstTensorView& scales = call.options.scales; scales.defined())
-    received.scales = view(at, scales.dtype, {count, scales.shape[1]}, record.bytes);
+  if (call.has_scales())
+    received.scales = view(at, call.scale_dtype(), {count, call.scale_elements()}, record.bytes);
   if (call.options.weights.defined())
     received.topk_weights =
         view(at + record.weights, DataType::float32, {count, slots}, record.bytes);

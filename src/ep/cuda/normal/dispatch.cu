@@ -16,9 +16,12 @@
 // Measured: 4096 tokens of 7168 channels, top-8, on eight H200, 112 dispatches with 16 SMs (commit
 // 38a38396): BF16 814 us, 335 GB/s on each GPU's link, where bare copies reach 340; FP8 434 us, 370
 // GB/s logical (docs/decisions/combine-pulls.md).
+//
+// With kEncodes the warp encodes a row in shared memory, in place, before it stores it.
 #include "ep/cuda/device/tma.cuh"
 #include "ep/cuda/normal/device/dispatch_records.cuh"
 #include "ep/cuda/normal/device/dispatch_targets.cuh"
+#include "ep/cuda/normal/device/encode_rows.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -26,8 +29,10 @@ namespace {
 constexpr std::uint32_t kDispatch = static_cast<std::uint32_t>(detail::Operation::dispatch);
 
 /// Bytes of the scales of a token if they can be copied in bulk, otherwise 0.
+template <bool kEncodes>
 __device__ std::uint32_t bulk_scale_bytes(const NormalDispatch& params) {
 #if __CUDA_ARCH__ >= 900
+  if constexpr (kEncodes) return static_cast<std::uint32_t>(align_up(params.scale_count * 4, 16));
   const bool possible = params.scale_count % 4 == 0 && params.scale_step == 1 &&
                         params.scale_stride % 4 == 0 &&
                         reinterpret_cast<std::uintptr_t>(params.scales) % 16 == 0;
@@ -40,7 +45,7 @@ __device__ std::uint32_t bulk_scale_bytes(const NormalDispatch& params) {
 #if __CUDA_ARCH__ >= 900
 /// The rows of one warp that are being loaded: a ring of stages in shared memory. Token numbers are
 /// taken two items ahead, so that no warp waits for them.
-template <bool kExpertMajor>
+template <bool kExpertMajor, bool kEncodes>
 class RowRing {
  public:
   __device__ RowRing(const NormalDispatch& params, std::byte* shared, std::uint32_t bulk_scales)
@@ -65,10 +70,10 @@ class RowRing {
     if (lane_id() == 0) {
       std::uint64_t* const barrier = &barriers_[loaded_ % params_.stages];
       std::byte* const stage = stages_ + (loaded_ % params_.stages) * params_.stage_bytes;
-      barrier_expect(barrier, params_.row_bytes + bulk_scales_);
-      bulk_load(stage, params_.x + static_cast<std::int64_t>(token) * params_.row_bytes,
-                params_.row_bytes, barrier);
-      if (bulk_scales_ > 0)
+      barrier_expect(barrier, params_.x_row_bytes + (kEncodes ? 0 : bulk_scales_));
+      bulk_load(stage, params_.x + static_cast<std::int64_t>(token) * params_.x_row_bytes,
+                params_.x_row_bytes, barrier);
+      if (!kEncodes && bulk_scales_ > 0)
         bulk_load(stage + params_.row_bytes, params_.scales + token * params_.scale_stride,
                   bulk_scales_, barrier);
     }
@@ -83,10 +88,17 @@ class RowRing {
 
   __device__ bool empty() const { return sent_ == loaded_; }
   __device__ const DispatchToken& front() const { return tokens_[0]; }
-  /// Waits for the row of front().
+  /// Waits for the row of front(). Its scales lie NormalDispatch::x_row_bytes after it.
   __device__ const std::byte* await() {
     barrier_wait(&barriers_[sent_ % params_.stages], (sent_ / params_.stages) & 1);
-    return stages_ + (sent_ % params_.stages) * params_.stage_bytes;
+    std::byte* const stage = stages_ + (sent_ % params_.stages) * params_.stage_bytes;
+    if constexpr (kEncodes) {
+      encode_row(static_cast<Quantize>(params_.quantize), stage, stage, stage + params_.x_row_bytes,
+                 params_.x_row_bytes / 2, params_.global_scale);
+      ptx::fence_proxy_async();
+      __syncwarp();
+    }
+    return stage;
   }
   __device__ void pop() {
 #pragma unroll
@@ -119,7 +131,7 @@ __device__ void send_row(const NormalDispatch& params, const detail::SideRecord&
     const TopkSlotTarget target = topk_slot_target(params, record, targets, expert_rows, token);
     if (target.row != nullptr) {
       bulk_store(target.row, row, params.row_bytes);
-      if (bulk_scales > 0) bulk_store(target.record, row + params.row_bytes, bulk_scales);
+      if (bulk_scales > 0) bulk_store(target.record, row + params.x_row_bytes, bulk_scales);
     }
     bulk_commit();
     write_topk_slot_records(params, record, target, token);
@@ -132,7 +144,7 @@ __device__ void send_row(const NormalDispatch& params, const detail::SideRecord&
                  params.row_bytes);
       if (bulk_scales > 0)
         bulk_store(targets.records[rank] + static_cast<std::int64_t>(row_index) * record.bytes,
-                   row + params.row_bytes, bulk_scales);
+                   row + params.x_row_bytes, bulk_scales);
     }
     bulk_commit();
     write_records(params, record, targets, token, copies);
@@ -204,7 +216,9 @@ __device__ void announce(const NormalDispatch& params, std::uint64_t epoch,
               params.weights != nullptr,
               0,
               gridDim.x,
-              kExpertMajor ? params.expert_alignment : 0};
+              kExpertMajor ? params.expert_alignment : 0,
+              params.quantize,
+              announced_scale(params)};
   __syncthreads();
   publish_notice<kExpertMajor>(params.group, epoch, notice,
                                params.cached ? nullptr : params.routing.rank_counts,
@@ -212,7 +226,7 @@ __device__ void announce(const NormalDispatch& params, std::uint64_t epoch,
 }
 
 // Profiling scripts written for DeepEP find the kernel by this name.
-template <bool kExpertMajor>
+template <bool kExpertMajor, bool kEncodes>
 __global__ void __launch_bounds__(512, 1)
     dispatch_impl(const __grid_constant__ NormalDispatch params) {
   std::byte* const shared = ptx::dynamic_shared();
@@ -225,7 +239,7 @@ __global__ void __launch_bounds__(512, 1)
   const detail::SideRecord record(params.scale_count * 4, kExpertMajor ? 1 : group.top_k);
   auto* const expert_rows =
       reinterpret_cast<std::int32_t*>(shared + params.table_offset);  // kExpertMajor
-  const std::uint32_t bulk_scales = bulk_scale_bytes(params);
+  const std::uint32_t bulk_scales = bulk_scale_bytes<kEncodes>(params);
 
   if (leader) {
     if (threadIdx.x == 0) note_start(group, KernelKind::normal, epoch, RecordedOperation::dispatch);
@@ -236,7 +250,7 @@ __global__ void __launch_bounds__(512, 1)
 
 #if __CUDA_ARCH__ >= 900
   // Rows are loaded while the counts are on their way.
-  RowRing<kExpertMajor> ring(params, shared, bulk_scales);
+  RowRing<kExpertMajor, kEncodes> ring(params, shared, bulk_scales);
   for (std::uint32_t s = 0; s + 1 < params.stages; ++s) ring.load();
 #endif
 
@@ -284,12 +298,18 @@ __global__ void __launch_bounds__(512, 1)
 
 void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan,
                             cudaStream_t stream) {
-  launch(params.expert_alignment > 0 ? dispatch_impl<true> : dispatch_impl<false>, params, plan,
-         stream);
+  const bool expert_major = params.expert_alignment > 0;
+  if (params.encodes != 0)
+    launch(expert_major ? dispatch_impl<true, true> : dispatch_impl<false, true>, params, plan,
+           stream);
+  else
+    launch(expert_major ? dispatch_impl<true, false> : dispatch_impl<false, false>, params, plan,
+           stream);
 }
 
 void preload_normal_dispatch(int shared_bytes) {
-  for (const auto kernel : {dispatch_impl<false>, dispatch_impl<true>}) {
+  for (const auto kernel : {dispatch_impl<false, false>, dispatch_impl<true, false>,
+                            dispatch_impl<false, true>, dispatch_impl<true, true>}) {
     cudaFuncAttributes attributes;
     (void)cudaFuncGetAttributes(&attributes, kernel);
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -76,6 +76,7 @@ void preload_once(int device, int shared_bytes) {
   if (loaded.contains(device)) return;
   preload_normal_route();
   preload_normal_number_topk_slots();
+  preload_normal_encode_rows();
   preload_normal_dispatch(shared_bytes);
   preload_normal_combine(shared_bytes);
   preload_unpack();

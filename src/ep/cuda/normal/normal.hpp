@@ -73,6 +73,9 @@ class Normal final : public detail::NormalMode {
   /// Queues number_topk_slots, unless the routing has its results.
   void number_topk_slots(const CudaRouting& routing, cudaStream_t on) const;
   std::uint32_t table_bytes(const detail::DispatchCall& call) const;
+  bool encodes_while_sending(const detail::DispatchCall& call) const;
+  std::uint32_t staged_row_bytes(const detail::DispatchCall& call) const;
+  void encode_rows(const detail::DispatchCall& call, NormalDispatch& params, cudaStream_t on);
   void check_dispatch(const detail::DispatchCall& call) const;
   std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);
   NormalDispatch dispatch_parameters(const detail::DispatchCall& call, const CudaRouting& routing,
@@ -99,6 +102,7 @@ class Normal final : public detail::NormalMode {
   CudaGroup& group_;
   const Internode* const internode_;
   ArrayPool routings_, handles_;
+  std::optional<ArrayPool> encoded_;  ///< rows that encode_rows makes; at its first call
   ShareTable shares_;
   NormalLimits limits_;
   std::shared_ptr<void> sizes_memory_;

@@ -78,20 +78,37 @@ Routing StagedNormal::route(const ConstTensorView& topk_idx, const RouteOptions&
   return routing;
 }
 
+namespace {
+
+/// Gives scales whose rows end with whole words.
+Tensor give_scales(const StagedCall& call, const Tensor& scales) {
+  if (!scales.defined()) return {};
+  TensorView whole = scales;
+  whole.shape[1] = whole.strides[0];
+  Tensor given = call.give(whole);
+  given.shape[1] = scales.shape[1];
+  return given;
+}
+
+}  // namespace
+
 detail::AnyDispatched StagedNormal::dispatch(const detail::DispatchCall& given) {
   const StagedCall call(staging_, given.options.launch);
   const Tensor x = call.fetch(given.x), weights = call.fetch(given.options.weights),
-               scales = call.fetch(given.options.scales);
+               scales = call.fetch(given.options.scales),
+               global = call.fetch(given.options.global_scale);
   call.fetched();
+  if (global.defined()) detail::check_global_scale("dispatch", *global.as<float>());
   detail::AnyDispatchOptions options = given.options;
   options.weights = weights;
   options.scales = scales;
+  options.global_scale = global;
   detail::AnyDispatched received = host_.dispatch({x, options, given.routing, given.cached});
   const detail::AnyDispatched on_host = received;  // keeps the memory until the copies have ended
-  for (Tensor* const tensor :
-       {&received.x, &received.scales, &received.topk_idx, &received.topk_weights,
-        &received.source_token, &received.expert_first_row})
+  for (Tensor* const tensor : {&received.x, &received.topk_idx, &received.topk_weights,
+                               &received.source_token, &received.expert_first_row})
     *tensor = call.give(*tensor);
+  received.scales = give_scales(call, received.scales);
   const auto count = static_cast<std::int32_t>(received.rows);
   received.row_count = call.give(ConstTensorView(&count, DataType::int32, {1}));
   const auto& tokens = state_of(received.handle)->tokens_per_expert;

@@ -17,6 +17,10 @@ namespace shoal::ptx {
 
 namespace numeric = ep::numeric;
 
+inline float rcp_approx_ftz_f32(float value) {
+  return 1 / value;
+}
+
 template <typename T>
 T ld_relaxed_sys(const T* at) {
   return __atomic_load_n(at, __ATOMIC_RELAXED);

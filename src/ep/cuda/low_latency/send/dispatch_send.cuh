@@ -242,8 +242,8 @@ __device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const
 #pragma unroll
     for (std::uint32_t distance = kThreadsPerGroup / 2; distance > 0; distance /= 2)
       largest = max(largest, __shfl_xor_sync(kWarp, largest, distance));
-    const numeric::Scale scale = numeric::scale_of(__uint_as_float(largest << 16), rounding);
-    const uint2 a = encode(low, scale.quantize), b = encode(high, scale.quantize);
+    const numeric::Scale scale = float8_scale(__uint_as_float(largest << 16), rounding);
+    const uint2 a = encode_e4m3(low, scale.quantize), b = encode_e4m3(high, scale.quantize);
     const uint4 codes{a.x, a.y, b.x, b.y};
     const std::uint32_t bits = __float_as_uint(scale.dequantize);
     uint4 inverse;
@@ -273,7 +273,8 @@ __device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call, const L
   constexpr std::uint32_t kScaleChunks = 2 / kLanes;  // of a warp
   const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
   const auto lane = static_cast<int>(lane_id());
-  const float global = kFourBits && call.global_scale != nullptr ? __ldg(call.global_scale) : 1.0F;
+  const GlobalScale global(kFourBits && call.global_scale != nullptr ? __ldg(call.global_scale)
+                                                                     : 1.0F);
   for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
     const std::uint32_t unit = first + lane_id();
     uint4 low{}, high{};
@@ -311,7 +312,7 @@ __device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call, const L
       store_row(reinterpret_cast<uint4*>(slot_row(call.group, rank, slot, token, call.row) +
                                          call.row.scales) +
                     call.row.scale_chunks,
-                uint4{__float_as_uint(global), 0, 0, 0});
+                uint4{__float_as_uint(global.scale), 0, 0, 0});
   });
 }
 

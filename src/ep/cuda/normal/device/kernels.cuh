@@ -103,7 +103,11 @@ struct NormalNumberTopkSlots {
 struct NormalDispatch {
   DeviceGroup group;
   const std::byte* x;
-  std::uint32_t row_bytes;
+  std::uint32_t row_bytes;    ///< as rows travel
+  std::uint32_t x_row_bytes;  ///< more where the kernel encodes
+  std::uint32_t quantize;     ///< Quantize
+  std::uint32_t encodes;      ///< not 0: x is bfloat16, which this kernel encodes
+  const float* global_scale;  ///< of nvfp4; nullptr: 1
   std::int32_t tokens, copies_per_token;
   const std::int32_t* copies;
   std::uint32_t write_indices;            ///< 0 with a cached handle
@@ -125,6 +129,16 @@ struct NormalDispatch {
   SizesMessage* sizes;  ///< nullptr: the host does not wait
   std::uint64_t sequence;
   std::uint32_t stage_bytes, stages, warps;
+};
+
+/// encode_rows.cu: rows in a format (Quantize), where the kernel that sends does not encode.
+struct NormalEncodeRows {
+  const std::byte* x;         ///< bfloat16 [tokens, hidden]
+  std::byte *codes, *scales;  ///< results: [tokens, row_bytes], [tokens, scale_bytes]
+  std::uint32_t row_bytes, scale_bytes, hidden;
+  std::int32_t tokens;
+  std::uint32_t quantize;
+  const float* global_scale;  ///< of nvfp4; nullptr: 1
 };
 
 /// A buffer that a rank shares (SymmetricHeap::share_buffer), as mapped for this GPU.
@@ -236,6 +250,8 @@ void launch(void (*kernel)(Params), const Params& params, const NormalPlan& plan
 
 // overlap_launches: as in NormalPlan.
 void launch_normal_route(NormalRoute params, bool overlap_launches, cudaStream_t stream);
+void launch_normal_encode_rows(const NormalEncodeRows& params, cudaStream_t stream);
+void preload_normal_encode_rows();
 void launch_normal_number_topk_slots(const NormalNumberTopkSlots& params, cudaStream_t stream);
 void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan,
                             cudaStream_t stream);

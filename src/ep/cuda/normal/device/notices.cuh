@@ -12,6 +12,7 @@
 #include "ep/cuda/device/signals.cuh"
 #include "ep/cuda/device/tickets.cuh"
 #include "ep/cuda/normal/device/kernels.cuh"
+#include "ep/numeric/scale.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -55,8 +56,20 @@ __device__ inline bool await_notices(const DeviceGroup& group, std::uint64_t epo
   return __syncthreads_and(good && !failed);
 }
 
-/// True if the notices of `rank` and of rank 0 describe the same operation. Every rank computes the
-/// same result.
+/// DeviceNotice::global_scale of a dispatch.
+__device__ inline std::uint32_t announced_scale(const NormalDispatch& params) {
+  if (params.quantize != static_cast<std::uint32_t>(Quantize::nvfp4)) return 0;
+  return __float_as_uint(params.global_scale == nullptr ? 1.0F : *params.global_scale);
+}
+/// True if an announced scale is positive and finite, or none is used.
+__device__ inline bool has_usable_scale(const volatile detail::DeviceNotice& notice) {
+  const std::uint32_t bits = notice.global_scale;
+  return notice.quantize != static_cast<std::uint32_t>(Quantize::nvfp4) ||
+         (bits > 0 && bits < numeric::kInfinityBits);
+}
+
+/// True if the notices of `rank` and of rank 0 describe the same operation, which can take place.
+/// Every rank computes the same result.
 __device__ inline bool agrees(const DeviceGroup& group, std::uint64_t epoch, std::int32_t rank) {
   const volatile detail::DeviceNotice& first = notice_of(group, epoch, 0);
   const volatile detail::DeviceNotice& other = notice_of(group, epoch, rank);
@@ -64,13 +77,19 @@ __device__ inline bool agrees(const DeviceGroup& group, std::uint64_t epoch, std
   return (first.operation == other.operation) & (first.dtype == other.dtype) &
          (first.row_bytes == other.row_bytes) & (first.scale_bytes == other.scale_bytes) &
          (first.has_weights == other.has_weights) & (first.handle_epoch == other.handle_epoch) &
-         (first.expert_alignment == other.expert_alignment) & (first.handle_epoch != kRefused);
+         (first.expert_alignment == other.expert_alignment) & (first.quantize == other.quantize) &
+         (first.global_scale == other.global_scale) & has_usable_scale(first) &
+         (first.handle_epoch != kRefused);
 }
 /// Reports the first rank that does not agree; false when all do. One thread calls.
 __device__ inline bool report_mismatch(const DeviceGroup& group, std::uint64_t epoch, Phase phase) {
   const volatile detail::DeviceNotice& first = notice_of(group, epoch, 0);
   if (first.handle_epoch == kRefused) {
     report_refused(group, Fault::no_dispatch, phase, 0, epoch);
+    return true;
+  }
+  if (!has_usable_scale(first)) {
+    report_fault(group, Fault::bad_scale, phase, 0, 0, epoch, first.global_scale, 0, 0, 0, false);
     return true;
   }
   for (std::int32_t rank = 1; rank < group.ranks; ++rank) {

@@ -65,6 +65,15 @@ std::int32_t saturating_blocks(std::uint32_t row_bytes, std::int32_t ranks) {
   return row_bytes > kLongRow ? blocks : std::max(blocks, kLeastForShortRows);
 }
 
+/// The fewest blocks that encode rows as fast as the link takes them, where `saturating` send rows
+/// as they are. Two H200, 4096 tokens of 7168 channels, us with 16, 32, 64, 96 and 132 blocks: FP8
+/// 199, 115, 100, 101, 102; NVFP4 340, 179, 100, 77, 69; FP8 that comes quantized 97.
+std::int32_t encoding_blocks(std::int32_t saturating, std::uint32_t row_bytes,
+                             std::uint32_t sent_bytes) {
+  const bool four_bits = sent_bytes * 4 <= row_bytes;
+  return saturating * (four_bits ? 6 : 4);
+}
+
 std::int32_t chosen_blocks(std::int32_t wanted, std::int32_t best, const NormalLimits& limits) {
   return std::clamp(wanted > 0 ? wanted : best, 1, std::max(1, limits.multiprocessors));
 }
@@ -79,10 +88,13 @@ bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const N
 }
 
 NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
-                         const NormalLimits& limits, std::uint32_t table_bytes) {
+                         const NormalLimits& limits, std::uint32_t table_bytes,
+                         std::uint32_t sent_bytes) {
   NormalPlan plan;
   plan.overlap_launches = limits.overlap_launches;
-  plan.blocks = chosen_blocks(blocks, saturating_blocks(row_bytes, limits.ranks), limits);
+  std::int32_t best = saturating_blocks(row_bytes, limits.ranks);
+  if (sent_bytes != 0) best = encoding_blocks(best, row_bytes, sent_bytes);
+  plan.blocks = chosen_blocks(blocks, best, limits);
   if (!limits.bulk_copies) {
     plan.warps = kWithoutBulkCopies;
     plan.stages = 1;

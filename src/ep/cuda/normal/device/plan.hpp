@@ -46,9 +46,11 @@ struct NormalLimits {
 };
 
 /// The plan of a dispatch. `blocks` of 0 is the number that measured best. `table_bytes` of shared
-/// memory are kept for the caller, at NormalPlan::table_offset.
+/// memory are kept for the caller, at NormalPlan::table_offset. `sent_bytes`: of a row, if the
+/// kernel encodes those of `row_bytes`; 0: it does not.
 NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
-                         const NormalLimits& limits, std::uint32_t table_bytes = 0);
+                         const NormalLimits& limits, std::uint32_t table_bytes = 0,
+                         std::uint32_t sent_bytes = 0);
 /// True if a table leaves room for the two rows that a dispatch needs.
 bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const NormalLimits& limits,
                      std::uint64_t table_bytes);

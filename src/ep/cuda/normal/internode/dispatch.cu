@@ -61,7 +61,9 @@ class Dispatch {
                                            : 1u,
                 0,
                 gridDim.x,
-                kExpertMajor ? params_.expert_alignment : 0};
+                kExpertMajor ? params_.expert_alignment : 0,
+                params_.quantize,
+                announced_scale(params_)};
     __syncthreads();
     publish_to_nodes<Network, kExpertMajor>(
         rail_, epoch_, Phase::dispatch_notify, notice,
