@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random shapes against the naive reference: numbers of ranks that are no power of two, any top-k
-// up to 32, any hidden that is a multiple of 16 bytes, holes, idle ranks, one hot expert. Also
-// shapes with one size at its limit.
+// Random shapes against the naive reference: numbers of ranks that are no power of two, any number
+// and spread of experts, any top-k up to 32, any hidden that is a multiple of 16 bytes, holes, idle
+// ranks, one hot expert. Also shapes with one size at its limit.
 // @traits slow
 #include <gtest/gtest.h>
 
+#include "checks/ep/expert_major.hpp"
 #include "checks/ep/formats.hpp"
 #include "checks/ep/normal.hpp"
 #include "shoal/world.hpp"
@@ -18,7 +19,12 @@ EpCase random_case(std::uint64_t seed) {
   EpCase c;
   c.seed = seed;
   c.ranks = static_cast<std::int32_t>(draws.pick(1, 7));
-  c.experts = c.ranks * static_cast<std::int32_t>(draws.pick(1, 9));
+  c.experts = static_cast<std::int32_t>(draws.pick(1, 9 * c.ranks));
+  if (draws.pick(0, 2) == 0) {
+    for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+      c.first_expert.push_back(
+          rank == 0 ? 0 : static_cast<std::int32_t>(draws.pick(c.first_expert.back(), c.experts)));
+  }
   c.top_k = static_cast<std::int32_t>(draws.pick(1, 4) == 4 ? 32 : draws.pick(1, 12));
   c.hidden = 8 * draws.pick(1, 160);
   c.max_tokens = draws.pick(1, 40);
@@ -45,6 +51,9 @@ void check_rounds(const EpCase& c, std::uint64_t rounds) {
       if (all.size() > 1)
         check_low_latency_quantized(group, now, all[1 + round % (all.size() - 1)]);
     }
+    const ExpertMajorCall call{.alignment = static_cast<std::int32_t>(1 + c.seed % 9)};
+    ep::Group blocks(world.team(), expert_major_options(c, call));
+    check_expert_major(blocks, c, call, host_tensors());
   });
 }
 

@@ -28,6 +28,8 @@ struct AnyDispatched {
   Tensor x, scales, topk_idx, topk_weights, source_token;
   Tensor expert_first_row;  ///< expert-major
   std::vector<std::int64_t> rows_per_source, tokens_per_expert;
+  /// tokens_per_expert is present, and empty at a rank without experts.
+  bool has_tokens_per_expert = false;
   std::int64_t rows = 0;
   bool transient = false;  ///< as asked for, or for lack of room apart
   /// ReceivedCounts, by the names of the interfaces in C and Python.

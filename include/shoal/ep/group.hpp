@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal/ep/group.hpp: expert-parallel dispatch and combine.
 //
-// E experts are spread over a team of R ranks: expert e is on rank e / (E / R). A Group moves token
-// rows to the ranks that hold their experts (dispatch) and sums the expert output at the token's
-// own rank (combine).
+// E experts are spread over a team of R ranks, consecutive ones on a rank: E / R each, or one more
+// on the first E % R ranks, or as GroupOptions::first_expert says. A Group moves token rows to the
+// ranks that hold their experts (dispatch) and sums the expert output at the token's own rank
+// (combine).
 //
 //   shoal::ep::Group group(world.team(), {.max_tokens = 4096, .hidden = 7168, .top_k = 8,
 //                                         .experts = 256});
@@ -13,9 +14,9 @@
 //   const auto output = group.combine(y, received.handle).x;
 //
 // Modes. Normal: each token crosses to each rank once; received rows are dense, ordered by source
-// rank, then token (normal.hpp). Low latency: fixed shapes [E / R, R * max_tokens, hidden] without
-// an exchange of sizes, and a receive phase that is a call of its own (low_latency.hpp). One group
-// offers both.
+// rank, then token (normal.hpp). Low latency: fixed shapes [L, R * max_tokens, hidden] with the
+// largest number L of experts on a rank, without an exchange of sizes, and a receive phase that is
+// a call of its own (low_latency.hpp). One group offers both.
 //
 // Calls are collective over the team: every rank makes the same calls in the same order; ranks may
 // be skewed in time. One thread uses a group at a time. Results are bit-reproducible and the same
@@ -114,8 +115,13 @@ class Group {
 
   [[nodiscard]] const Team& team() const;
   [[nodiscard]] const GroupOptions& options() const;
-  /// The number of experts on each rank, E / R.
+  /// The number of experts on this rank. Results of normal mode have so many.
   [[nodiscard]] std::int32_t local_experts() const;
+  /// The largest number of experts on any rank: the first dimension of low-latency results, where
+  /// ranks with fewer experts have no rows for the last ones.
+  [[nodiscard]] std::int32_t max_local_experts() const;
+  /// [ranks + 1]: rank r holds the experts from element r up to element r + 1.
+  [[nodiscard]] const std::vector<std::int32_t>& first_expert() const;
 
   // Normal mode.
 
@@ -229,16 +235,16 @@ class Group {
                                                      const LowLatencyDispatchOptions& options = {});
   /// Sends the expert output back and returns without waiting for that of other ranks.
   ///
-  /// y: bfloat16 [E / R, R * max_tokens, hidden], contiguous unless zero_copy. topk_idx: as given
-  /// to the dispatch. weights: float32 [tokens, top_k], of this rank's tokens.
+  /// y: bfloat16 [max_local_experts(), R * max_tokens, hidden], contiguous unless zero_copy.
+  /// topk_idx: as given to the dispatch. weights: float32 [tokens, top_k], of this rank's tokens.
   [[nodiscard]] PendingCombine low_latency_combine(const ConstTensorView& y,
                                                    const ConstTensorView& topk_idx,
                                                    const ConstTensorView& weights,
                                                    const LowLatencyHandle& handle,
                                                    const LowLatencyCombineOptions& options = {});
   /// Memory for the y of the next low_latency_combine, which then need not be copied
-  /// (LowLatencyCombineOptions::zero_copy): bfloat16 [E / R, R * max_tokens, hidden], rows strided
-  /// by at least hidden.
+  /// (LowLatencyCombineOptions::zero_copy): bfloat16 [max_local_experts(), R * max_tokens, hidden],
+  /// rows strided by at least hidden.
   ///
   /// Waits until the other ranks have fetched what the combine before last left in this memory, and
   /// throws as low_latency_combine does when they do not.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal/ep/low_latency.hpp: options and results of low-latency dispatch and combine.
 //
-// R ranks, E experts, E / R of them on each rank, at most T = low_latency_max_tokens tokens per
-// rank. Shapes are fixed, so ranks exchange no sizes. Each operation has two phases: the call
-// sends; receive() of the object that it returns waits. Nothing is held between the two.
+// R ranks, E experts, at most T = low_latency_max_tokens tokens per rank. L is the largest number
+// of experts on a rank (Group::max_local_experts), E / R if R divides E; a rank with fewer has no
+// rows for the last ones. Shapes are fixed, so ranks exchange no sizes. Each operation has two
+// phases: the call sends; receive() of the object that it returns waits. Nothing is held between
+// the two.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +31,9 @@ struct PendingCombineState;
 ///
 /// | layout | float32 | bytes |
 /// |---|---|---|
-/// | rows | float32 [E / R, N, G] | [E / R, N, G], strides {.., 4 * W, 1} |
-/// | columns | float32 [E / R, N, G] | int32 [E / R, N, W]; both strides {.., 1, N} |
-/// | tiles | | [E / R, ceil(N / 128), W, 512] |
+/// | rows | float32 [L, N, G] | [L, N, G], strides {.., 4 * W, 1} |
+/// | columns | float32 [L, N, G] | int32 [L, N, W]; both strides {.., 1, N} |
+/// | tiles | | [L, ceil(N / 128), W, 512] |
 ///
 /// columns of words are what DeepGEMM reads on SM100. tiles are those of cuBLASLt and CUTLASS: 128
 /// rows by four groups, row r at place 16 * (r % 32) + 4 * (r / 32). Bytes are uint8 for UE8M0 and
@@ -68,7 +70,7 @@ struct LowLatencyDispatchOptions {
   /// same value on all ranks, positive and finite. Otherwise Error{mismatch} where rows of another
   /// rank arrive, or Error{invalid_argument}; on GPUs `synchronize` throws them.
   ConstTensorView global_scale{};
-  /// int32 [E / R]; optional: the rows received per expert are added to it.
+  /// int32 [L]; optional: the rows received per expert are added to it.
   TensorView tokens_per_expert{};
   /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
   TensorView wait_ns{};
@@ -88,14 +90,14 @@ struct LowLatencyDispatchOptions {
 /// The rows that a rank received. Rows 0 to counts[e] - 1 of expert e are valid. The memory belongs
 /// to the group: the receive after next overwrites it.
 struct LowLatencyReceived {
-  /// float8_e4m3 or, without quantization, bfloat16 [E / R, R * T, hidden]; with nvfp4 uint8
-  /// [E / R, R * T, hidden / 2], two channels in a byte, the first one in the lower half.
+  /// float8_e4m3 or, without quantization, bfloat16 [L, R * T, hidden]; with nvfp4 uint8
+  /// [L, R * T, hidden / 2], two channels in a byte, the first one in the lower half.
   Tensor x;
   /// With quantization: as ScaleLayout says. shoal/numeric.hpp decodes e4m3 and UE8M0.
   std::optional<Tensor> scales;
-  Tensor counts;        ///< int32 [E / R]
-  Tensor source_token;  ///< int32 [E / R, R * T]: index of the token on its source rank
-  /// int64 [E / R, R]: (first row << 32) | rows, of each expert from each rank.
+  Tensor counts;        ///< int32 [L]
+  Tensor source_token;  ///< int32 [L, R * T]: index of the token on its source rank
+  /// int64 [L, R]: (first row << 32) | rows, of each expert from each rank.
   Tensor layout;
   LowLatencyHandle handle;
 };

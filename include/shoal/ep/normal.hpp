@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal/ep/normal.hpp: options and results of dispatch and combine in normal mode.
 //
-// R ranks, E experts, E / R of them on each rank. "Rows" are what a rank receives:
+// R ranks, E experts, L of them on this rank (Group::local_experts). "Rows" are what a rank
+// receives:
 // - rank-major (the default): one row per token with an expert here, ordered by source rank, then
 //   token;
 // - expert-major: one row per (token, expert here), grouped by expert.
@@ -95,7 +96,8 @@ struct ExpertMajorOptions {
   /// Blocks start at a multiple of it. 1 to 65,536. A cached handle brings its own along.
   std::int32_t alignment = 1;
   /// Above 0: results have exactly this many rows, gaps between blocks included, so that no size
-  /// has to reach the host. At most R * max_tokens * min(top_k, E / R) + E / R * (alignment - 1).
+  /// has to reach the host. At most R * max_tokens * min(top_k, L) + L * (alignment - 1), with
+  /// Group::max_local_experts as L.
   std::int64_t worst_case_rows = 0;
   /// Results lie in ordinary memory of their own instead of the heap.
   bool copy_out = false;
@@ -109,8 +111,8 @@ struct ExpertMajorOptions {
 /// have the same names.
 struct ReceivedCounts {
   Tensor rows;               ///< [1]
-  Tensor tokens_per_expert;  ///< [E / R], not rounded
-  /// [E / R]: sums of the rounded counts up to each local expert. Absent with a cached handle.
+  Tensor tokens_per_expert;  ///< [L], not rounded
+  /// [L]: sums of the rounded counts up to each local expert. Absent with a cached handle.
   std::optional<Tensor> expert_ends;
   /// [R]: sums of the rows of the source ranks up to each one. Absent in expert-major results and
   /// with a cached handle.
@@ -137,7 +139,7 @@ struct Dispatched {
   std::optional<std::int64_t> rows;
   /// [R]: the lengths of the blocks. Absent on GPUs with worst_case_rows.
   std::optional<std::vector<std::int64_t>> rows_per_source;
-  /// [E / R], rounded up to expert_alignment. Absent with worst_case_rows or a cached handle.
+  /// [L], rounded up to expert_alignment. Absent with worst_case_rows or a cached handle.
   std::optional<std::vector<std::int64_t>> tokens_per_expert;
   std::optional<ReceivedCounts> device_counts;  ///< on GPUs
   Handle handle;
@@ -152,7 +154,7 @@ struct ExpertMajorDispatched {
   Tensor x;  ///< [rows, hidden], dtype of the input, or EncodedRows
   std::optional<Tensor>
       scales;  ///< [rows, n]; when ExpertMajorOptions::scales is given, EncodedRows
-  /// int32 [E / R + 1], on GPUs in device memory: the first row of each block, then the end of the
+  /// int32 [L + 1], on GPUs in device memory: the first row of each block, then the end of the
   /// last one.
   Tensor expert_first_row;
   /// int64 [rows, 1]: the expert of the row, numbered from 0. Not with a cached handle.
@@ -165,7 +167,7 @@ struct ExpertMajorDispatched {
   std::optional<std::int64_t> rows;
   /// [R]. Absent on GPUs with worst_case_rows.
   std::optional<std::vector<std::int64_t>> rows_per_source;
-  /// [E / R]: the lengths of the blocks, padding included. Absent with worst_case_rows or a cached
+  /// [L]: the lengths of the blocks, padding included. Absent with worst_case_rows or a cached
   /// handle.
   std::optional<std::vector<std::int64_t>> tokens_per_expert;
   std::optional<ReceivedCounts> device_counts;  ///< on GPUs

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <shoal/stream.hpp>
 #include <shoal/tensor.hpp>
@@ -39,8 +40,13 @@ struct GroupOptions {
   std::int64_t hidden = 0;
   /// Experts per token, 1 to kMaxTopK.
   std::int32_t top_k = 0;
-  /// Experts of all ranks together, divisible by the number of ranks.
+  /// Experts of all ranks together. Each rank holds consecutive ones: ranks r < experts % ranks
+  /// hold experts / ranks + 1, the others experts / ranks.
   std::int32_t experts = 0;
+  /// The first expert of each rank, if they are spread otherwise: [ranks] numbers that ascend from
+  /// 0; or [ranks + 1], the last of which is `experts`. Two equal numbers are a rank without
+  /// experts.
+  std::vector<std::int32_t> first_expert = {};
   /// The widest row dtype of normal mode, which determines the size of the receive area: bfloat16,
   /// float16, float32 or float8_e4m3.
   DataType dtype = DataType::bfloat16;

@@ -229,8 +229,9 @@ static constexpr Message kGroupRows[] = {
      "Pass a value in the range that the message states."},
     {606, "The group was made for no mode.",
      "Set `max_tokens`, `low_latency_max_tokens`, or both."},
-    {607, "Experts are spread evenly over the ranks, and their number is not divisible.",
-     "Pad the experts to a multiple of the ranks."},
+    {607, "The first experts of the ranks do not ascend from 0 to the number of experts.",
+     "Pass the first expert of every rank, or none: experts are then spread evenly over the ranks, "
+     "also where the ranks do not divide their number."},
     {608, "One rank could receive more rows than can be numbered.",
      "Lower `max_tokens` or `low_latency_max_tokens`, or use fewer ranks."},
 };

@@ -2,6 +2,7 @@
 #include "ep/api/agreement.hpp"
 
 #include <array>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -41,7 +42,32 @@ std::string describe(const Field& field, std::int64_t value) {
              : std::to_string(value);
 }
 
-using Values = std::array<std::int64_t, kFieldCount>;
+/// The fields, and a digest of the experts of each rank.
+using Values = std::array<std::int64_t, kFieldCount + 1>;
+
+std::int64_t digest_of(const std::vector<std::int32_t>& numbers) {
+  std::uint64_t digest = 0xcbf2'9ce4'8422'2325;  // FNV-1a
+  for (const std::int32_t number : numbers)
+    digest = (digest ^ static_cast<std::uint32_t>(number)) * 0x100'0000'01b3;
+  return static_cast<std::int64_t>(digest);
+}
+
+/// Throws Error{mismatch}, on all ranks, naming the first number that differs. Collective.
+void fail_other_experts(const Team& team, const std::vector<std::int32_t>& mine) {
+  const std::vector<std::byte> all = shoal::detail::exchange(
+      state_of(team), mine.data(), mine.size() * sizeof(std::int32_t), "ep group");
+  const auto number = [&](Pe pe, std::size_t rank) {
+    std::int32_t value = 0;
+    std::memcpy(&value, all.data() + (pe * mine.size() + rank) * sizeof value, sizeof value);
+    return value;
+  };
+  for (std::size_t rank = 0; rank < mine.size(); ++rank)
+    for (Pe pe = 1; pe < team.size(); ++pe)
+      require(number(pe, rank) == number(0, rank), Code::mismatch,
+              "SHOAL-N500: ep::GroupOptions.first_expert[{}] differs between ranks: {} on PE {}, "
+              "{} on PE {}",
+              rank, number(0, rank), team.world_pe(0), number(pe, rank), team.world_pe(pe));
+}
 
 }  // namespace
 
@@ -51,6 +77,7 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
   std::shared_ptr<GroupState> state;
   const auto failure = shoal::detail::attempt(
       [&] { state = std::make_shared<GroupState>(team, options, place_group(team)); });
+  mine[kFieldCount] = state == nullptr ? 0 : digest_of(state->shape.partition->firsts());
   shoal::detail::TeamState& team_state = state_of(team);
   const auto all = shoal::detail::exchange_outcomes(team_state, mine, failure, "ep group");
   for (Pe pe = 0; pe < team.size(); ++pe)
@@ -62,6 +89,11 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
           "SHOAL-N500: ep::GroupOptions.{} differs between ranks: {} on PE {}, {} on PE {}",
           kFields[i].name, [&] { return describe(kFields[i], all[0].value[i]); }, team.world_pe(0),
           [&] { return describe(kFields[i], all[pe].value[i]); }, team.world_pe(pe));
+  for (Pe pe = 1; pe < team.size(); ++pe)
+    if (all[pe].value[kFieldCount] != all[0].value[kFieldCount]) {
+      fail_other_experts(team, state->shape.partition->firsts());
+      break;
+    }
   return state;
 }
 

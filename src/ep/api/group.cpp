@@ -184,7 +184,17 @@ const GroupOptions& Group::options() const {
 
 std::int32_t Group::local_experts() const {
   require(state_ != nullptr, Code::closed, "SHOAL-N510: local_experts: the group is closed");
+  return state_->shape.experts_of(state_->me);
+}
+
+std::int32_t Group::max_local_experts() const {
+  require(state_ != nullptr, Code::closed, "SHOAL-N510: max_local_experts: the group is closed");
   return state_->shape.local_experts;
+}
+
+const std::vector<std::int32_t>& Group::first_expert() const {
+  require(state_ != nullptr, Code::closed, "SHOAL-N510: first_expert: the group is closed");
+  return state_->shape.partition->firsts();
 }
 
 std::vector<int> Group::masked() const {

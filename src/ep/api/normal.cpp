@@ -126,7 +126,7 @@ Result typed(AnyDispatched&& any) {
   result.topk_weights = present(std::move(any.topk_weights));
   result.source_token = present(std::move(any.source_token));
   if (any.rows >= 0) result.rows = any.rows;
-  const bool sources = !any.rows_per_source.empty(), experts = !any.tokens_per_expert.empty();
+  const bool sources = !any.rows_per_source.empty(), experts = any.has_tokens_per_expert;
   result.rows_per_source = present(std::move(any.rows_per_source), sources);
   result.tokens_per_expert = present(std::move(any.tokens_per_expert), experts);
   if (any.row_count.defined())

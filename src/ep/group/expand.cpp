@@ -70,20 +70,21 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
   const std::size_t row_bytes = static_cast<std::size_t>(x.shape[1]) * size_of(x.dtype);
   require(row_bytes % kUnit == 0 && row_bytes > 0, Code::invalid_argument,
           "SHOAL-N580: expand: rows of {} bytes; allowed: multiples of {}", row_bytes, kUnit);
-  const std::int64_t rows = x.shape[0], copies = out.shape[0], top_k = shape.top_k;
+  const std::int64_t rows = x.shape[0], copies = out.shape[0], top_k = shape.top_k,
+                     experts = shape.experts_of(group.me);
   check_tensor(group, kCall, "ExpandOptions.topk_idx", options.topk_idx, {rows, top_k},
                {DataType::int64});
   check_tensor(group, kCall, "ExpandOptions.topk_rows", options.topk_rows, {rows, top_k},
                {DataType::int32});
   check_tensor(group, kCall, "ExpandOptions.tokens_per_expert", options.tokens_per_expert,
-               {shape.local_experts}, {DataType::int32});
-  check_tensor(group, kCall, "ExpandOptions.expert_ends", options.expert_ends,
-               {shape.local_experts}, {DataType::int32});
+               {experts}, {DataType::int32});
+  check_tensor(group, kCall, "ExpandOptions.expert_ends", options.expert_ends, {experts},
+               {DataType::int32});
   if (options.rows.defined())
     check_tensor(group, kCall, "ExpandOptions.rows", options.rows, {1}, {DataType::int32});
   if (options.block_ends.defined())
-    check_tensor(group, kCall, "ExpandOptions.block_ends", options.block_ends,
-                 {shape.local_experts}, {DataType::int32});
+    check_tensor(group, kCall, "ExpandOptions.block_ends", options.block_ends, {experts},
+                 {DataType::int32});
   require(
       options.weights.defined() == options.out_weights.defined(), Code::invalid_argument,
       "SHOAL-N582: expand: ExpandOptions.weights and out_weights are given together or not at all");

@@ -20,7 +20,7 @@ bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
     std::int64_t experts[kMaxTopK];
     state_->read_experts(*state_, token, experts);
     return std::any_of(experts, experts + state_->shape.top_k, [&](std::int64_t expert) {
-      return expert >= 0 && expert / state_->shape.local_experts == rank;
+      return expert >= 0 && state_->shape.rank_of(expert) == rank;
     });
   }
   const auto copies = state_->copies_of(token);
@@ -30,12 +30,12 @@ bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
 
 namespace detail {
 
-std::int32_t ranks_by_last_topk_slot(std::span<const std::int64_t> experts,
-                                     std::int32_t local_experts, std::int32_t* ranks) {
+std::int32_t ranks_by_last_topk_slot(std::span<const std::int64_t> experts, const Shape& shape,
+                                     std::int32_t* ranks) {
   std::int32_t count = 0;
   for (std::size_t topk_slot = experts.size(); topk_slot-- > 0;) {
     if (experts[topk_slot] < 0) continue;
-    const auto rank = static_cast<std::int32_t>(experts[topk_slot] / local_experts);
+    const std::int32_t rank = shape.rank_of(experts[topk_slot]);
     if (std::find(ranks, ranks + count, rank) == ranks + count) ranks[count++] = rank;
   }
   std::reverse(ranks, ranks + count);
@@ -110,8 +110,7 @@ std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& s
   for (std::int64_t t = 0; t < state->tokens; ++t) {
     for (const std::int64_t expert : state->experts_of(t))
       state->expert_row_index.push_back(expert >= 0 ? state->tokens_per_expert[expert]++ : -1);
-    const std::int32_t count =
-        ranks_by_last_topk_slot(state->experts_of(t), shape.local_experts, ranks);
+    const std::int32_t count = ranks_by_last_topk_slot(state->experts_of(t), shape, ranks);
     for (std::int32_t i = 0; i < count; ++i)
       state->copies.push_back({ranks[i], state->tokens_per_rank[ranks[i]]++});
     state->first_copy.push_back(static_cast<std::int32_t>(state->copies.size()));
@@ -154,8 +153,8 @@ ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* co
   rows.first.reserve(shape.experts);
   for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
     std::int64_t block = 0;
-    for (std::int32_t local = 0; local < shape.local_experts; ++local) {
-      const std::int32_t expert = rank * shape.local_experts + local;
+    for (std::int32_t local = 0; local < shape.experts_of(rank); ++local) {
+      const std::int32_t expert = shape.first_expert(rank) + local;
       std::int64_t tokens = 0, before = 0;
       for (std::int32_t source = 0; source < shape.ranks; ++source) {
         if (source == me) before = tokens;

@@ -59,8 +59,8 @@ std::vector<std::int32_t> first_rows(std::span<const std::int32_t> counts, std::
 struct ExpertRows {
   std::vector<std::int32_t> first;   ///< [experts]: first row of one source, at the expert's rank
   std::vector<std::int64_t> end;     ///< [ranks]: end of the last block
-  std::vector<std::int32_t> blocks;  ///< [local_experts + 1]: this rank's block starts, and the end
-  std::vector<std::int32_t> counts;  ///< [local_experts]: tokens in this rank's blocks
+  std::vector<std::int32_t> blocks;  ///< [experts here + 1]: this rank's block starts, and the end
+  std::vector<std::int32_t> counts;  ///< [experts here]: tokens in this rank's blocks
 };
 /// The layout as rank `me` sees it. `counts[source]` are a source's tokens for each expert,
 /// [experts]. If a rank has more rows than 32 bits can count, only `end` is valid.
@@ -69,8 +69,8 @@ ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* co
 
 /// The ranks that hold the experts of one token, each once, ordered by its last top-k slot. Returns
 /// how many were written to `ranks`, which has room for top_k.
-std::int32_t ranks_by_last_topk_slot(std::span<const std::int64_t> experts,
-                                     std::int32_t local_experts, std::int32_t* ranks);
+std::int32_t ranks_by_last_topk_slot(std::span<const std::int64_t> experts, const Shape& shape,
+                                     std::int32_t* ranks);
 
 /// Checks the shape, type and device of [tokens, top_k] indices, not their values. Throws
 /// Error{invalid_argument}.

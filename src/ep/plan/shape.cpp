@@ -34,10 +34,6 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
     require_range("chunk_bytes", options.chunk_bytes, kMinChunk, kMaxChunk);
   require_range("chunks_in_flight", options.chunks_in_flight, 0, kMaxChunks);
   require_range("timeout", options.timeout.count(), 0, 24LL * 3600 * 1000);
-  require(options.experts % ranks == 0, Code::invalid_argument,
-          "SHOAL-N607: ep::GroupOptions.experts is {}; it must be divisible by the {} ranks of the "
-          "group",
-          options.experts, ranks);
   require(
       options.dtype == DataType::bfloat16 || options.dtype == DataType::float16 ||
           options.dtype == DataType::float32 || options.dtype == DataType::float8_e4m3,
@@ -67,7 +63,8 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   Shape shape;
   shape.ranks = ranks;
   shape.experts = options.experts;
-  shape.local_experts = options.experts / ranks;
+  shape.partition = std::make_shared<Partition>(options.experts, ranks, options.first_expert);
+  shape.local_experts = shape.partition->largest();
   shape.top_k = options.top_k;
   shape.hidden = options.hidden;
   shape.max_tokens = options.max_tokens;

@@ -9,8 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 
 #include "base/align.hpp"
+#include "ep/plan/partition.hpp"
 #include "shoal/ep/group.hpp"
 
 namespace shoal::ep::detail {
@@ -27,7 +29,9 @@ constexpr std::int64_t scale_groups(std::int64_t hidden) {
 
 /// Group options and the values that follow from them.
 struct Shape {
-  std::int32_t ranks = 0, experts = 0, local_experts = 0, top_k = 0;
+  std::int32_t ranks = 0, experts = 0, top_k = 0;
+  std::int32_t local_experts = 0;              ///< the most experts of any rank, which sizes arrays
+  std::shared_ptr<const Partition> partition;  ///< the experts of each rank
   std::int32_t nodes = 1;  ///< nodes of the group; each has the same number of ranks
   std::int64_t hidden = 0, max_tokens = 0, low_latency_max_tokens = 0, max_scales = 0;
   std::int32_t live_results = 0;
@@ -39,6 +43,10 @@ struct Shape {
   std::size_t max_row_bytes = 0;          ///< of the widest dispatch row of normal mode
   std::size_t max_combine_row_bytes = 0;  ///< of the widest combine row of normal mode
 
+  std::int32_t rank_of(std::int64_t expert) const { return partition->place(expert).rank; }
+  std::int32_t local_of(std::int64_t expert) const { return partition->place(expert).local; }
+  std::int32_t first_expert(std::int32_t rank) const { return partition->first(rank); }
+  std::int32_t experts_of(std::int32_t rank) const { return partition->count(rank); }
   /// Ranks on other nodes.
   std::int32_t remote_ranks() const noexcept { return ranks - ranks / nodes; }
   /// Low latency: combine rows of one rank for the tokens of one source, at most.

@@ -316,7 +316,7 @@ std::uint16_t rank_output(const EpCase& c, std::int32_t rank, std::int32_t sourc
                           std::int64_t token, const std::int64_t* experts, std::int64_t channel) {
   float sum = 0;
   for (std::int32_t k = 0; k < c.top_k; ++k)
-    if (experts[k] >= 0 && experts[k] / c.local_experts() == rank)
+    if (experts[k] >= 0 && c.rank_of(experts[k]) == rank)
       sum += float_of_bf16(slot_output(c, experts[k], source, token, channel));
   return bf16_of(sum);
 }
@@ -404,9 +404,8 @@ OutputForms::OutputForms(const EpCase& c, std::int32_t rank, const TensorMover& 
     topk_rows.as<std::int32_t>()[i] = static_cast<std::int32_t>(at);
     slot_weights.as<float>()[at] = got.weights[i];
     for (std::int64_t ch = 0; ch < c.hidden; ++ch)
-      slots.as<std::uint16_t>()[at * c.hidden + ch] =
-          slot_output(c, rank * c.local_experts() + got.topk_idx[i], got.source_rank[row],
-                      got.source_token[row], ch);
+      slots.as<std::uint16_t>()[at * c.hidden + ch] = slot_output(
+          c, c.first_of(rank) + got.topk_idx[i], got.source_rank[row], got.source_token[row], ch);
   }
   for (Tensor* const tensor :
        {&rows, &weights, &topk_idx, &spoiled_weights, &slots, &topk_rows, &slot_weights})

@@ -2,6 +2,7 @@
 #include "checks/ep/case.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -19,6 +20,22 @@ std::uint16_t bf16_of(float value) {
 }
 float float_of_bf16(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+std::int32_t EpCase::first_of(std::int32_t rank) const {
+  if (rank == ranks) return experts;
+  return first_expert.empty() ? rank * (experts / ranks) + std::min(rank, experts % ranks)
+                              : first_expert[static_cast<std::size_t>(rank)];
+}
+std::int32_t EpCase::local_experts() const {
+  std::int32_t most = 0;
+  for (std::int32_t rank = 0; rank < ranks; ++rank) most = std::max(most, experts_of(rank));
+  return most;
+}
+std::int32_t EpCase::rank_of(std::int64_t expert) const {
+  std::int32_t rank = 0;
+  while (expert >= first_of(rank + 1)) ++rank;
+  return rank;
 }
 
 std::int64_t EpCase::tokens(std::int32_t rank) const {
@@ -71,21 +88,22 @@ std::vector<std::uint16_t> EpCase::rows(std::int32_t rank) const {
 }
 
 std::string EpCase::describe() const {
-  return fmt::format("ranks {} experts {} top_k {} hidden {} max_tokens {}{} load {} seed {}",
-                     ranks, experts, top_k, hidden, max_tokens, full ? " (all)" : "",
-                     static_cast<int>(load), seed);
+  return fmt::format(
+      "ranks {} experts {}{} top_k {} hidden {} max_tokens {}{} load {} seed {}", ranks, experts,
+      first_expert.empty() ? "" : fmt::format(" from {}", fmt::join(first_expert, " ")), top_k,
+      hidden, max_tokens, full ? " (all)" : "", static_cast<int>(load), seed);
 }
 
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* experts) {
   std::vector<std::int32_t> ranks;
   for (std::int32_t rank = 0; rank < c.ranks; ++rank)
     if (std::any_of(experts, experts + c.top_k,
-                    [&](std::int64_t e) { return e >= 0 && e / c.local_experts() == rank; }))
+                    [&](std::int64_t e) { return e >= 0 && c.rank_of(e) == rank; }))
       ranks.push_back(rank);
   const auto last_topk_slot = [&](std::int32_t rank) {
     std::int32_t last = -1;
     for (std::int32_t k = 0; k < c.top_k; ++k)
-      if (experts[k] >= 0 && experts[k] / c.local_experts() == rank) last = k;
+      if (experts[k] >= 0 && c.rank_of(experts[k]) == rank) last = k;
     return last;
   };
   std::sort(ranks.begin(), ranks.end(),
@@ -95,8 +113,8 @@ std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* experts)
 
 ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
   ExpectedDispatch e;
-  e.tokens_per_expert.assign(c.local_experts(), 0);
-  const std::int64_t first = std::int64_t{rank} * c.local_experts();
+  e.tokens_per_expert.assign(c.experts_of(rank), 0);
+  const std::int64_t first = c.first_of(rank);
   for (std::int32_t source = 0; source < c.ranks; ++source) {
     const auto topk_idx = c.topk(source);
     const auto weights = c.weights(source);
@@ -104,7 +122,7 @@ ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
     for (std::int64_t t = 0; t < c.tokens(source); ++t) {
       const std::int64_t* row = topk_idx.data() + t * c.top_k;
       const auto here = [&](std::int64_t expert) {
-        return expert >= first && expert < first + c.local_experts();
+        return expert >= first && expert < c.first_of(rank + 1);
       };
       if (std::none_of(row, row + c.top_k, here)) continue;
       ++rows;
@@ -139,13 +157,13 @@ ExpectedExpertMajor expected_expert_major(const EpCase& c, std::int32_t rank,
     topk_idx_of.push_back(c.topk(source));
     weights_of.push_back(c.weights(source));
   }
-  for (std::int32_t local = 0; local < c.local_experts(); ++local) {
+  for (std::int32_t local = 0; local < c.experts_of(rank); ++local) {
     const std::int64_t first = e.rows();
     e.first_row.push_back(static_cast<std::int32_t>(first));
     for (std::int32_t source = 0; source < c.ranks; ++source) {
       const auto& topk_idx = topk_idx_of[source];
       for (std::size_t i = 0; i < topk_idx.size(); ++i) {
-        if (topk_idx[i] != std::int64_t{rank} * c.local_experts() + local) continue;
+        if (topk_idx[i] != c.first_of(rank) + local) continue;
         push(source, static_cast<std::int64_t>(i) / c.top_k, static_cast<std::int32_t>(i) % c.top_k,
              local, weights_of[source][i]);
         ++e.rows_per_source[source];
@@ -167,8 +185,8 @@ std::uint16_t expert_output(const EpCase& c, std::int32_t rank, std::uint16_t x,
   float sum = 0;
   for (std::int32_t k = 0; k < c.top_k; ++k)
     if (local_idx[k] >= 0) {
-      const float term = weights[k] * expert_factor(rank * c.local_experts() +
-                                                    static_cast<std::int32_t>(local_idx[k]));
+      const float term =
+          weights[k] * expert_factor(c.first_of(rank) + static_cast<std::int32_t>(local_idx[k]));
       sum += term * float_of_bf16(x);
     }
   return bf16_of(sum);
@@ -194,14 +212,16 @@ std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
     const std::int64_t* row = topk_idx.data() + t * c.top_k;
     const auto ranks = ranks_of(c, row);
     const auto nodes = nodes_of(c, ranks);
+    std::vector<std::int32_t> owners(c.top_k, -1);
+    std::vector<std::int64_t> numbers(c.top_k, -1);
+    for (std::int32_t k = 0; k < c.top_k; ++k)
+      if (row[k] >= 0) owners[k] = c.rank_of(row[k]), numbers[k] = c.local_of(row[k]);
     for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
       const std::size_t at = t * c.hidden + channel;
       float sum = (bias0 ? float_of_bf16((*bias0)[at]) : 0.0F) +
                   (bias1 ? float_of_bf16((*bias1)[at]) : 0.0F);
       const auto add = [&](std::int32_t owner, float& to) {
-        for (std::int32_t k = 0; k < c.top_k; ++k)
-          local[k] =
-              row[k] >= 0 && row[k] / c.local_experts() == owner ? row[k] % c.local_experts() : -1;
+        for (std::int32_t k = 0; k < c.top_k; ++k) local[k] = owners[k] == owner ? numbers[k] : -1;
         to += float_of_bf16(expert_output(c, owner, c.value(rank, t, channel), local.data(),
                                           weights.data() + t * c.top_k));
       };
@@ -231,8 +251,8 @@ ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t r
     if (!masked.empty() && masked[source] != 0) continue;
     const auto topk_idx = c.topk(source);
     for (std::size_t i = 0; i < topk_idx.size(); ++i) {
-      if (topk_idx[i] < 0 || topk_idx[i] / c.local_experts() != rank) continue;
-      const std::int64_t local = topk_idx[i] % c.local_experts();
+      if (topk_idx[i] < 0 || c.rank_of(topk_idx[i]) != rank) continue;
+      const std::int64_t local = c.local_of(topk_idx[i]);
       e.rows[local].push_back({source, static_cast<std::int32_t>(i / c.top_k)});
       ++e.layout[local * c.ranks + source];
     }
@@ -281,9 +301,7 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
       return low_latency_expert_output(c, rank, t, row, travels.to_experts, back);
     };
     const auto arrived = outputs(travels.back);
-    const auto owner_of = [&](std::int32_t k) {
-      return static_cast<std::int32_t>(row[k] / c.local_experts());
-    };
+    const auto owner_of = [&](std::int32_t k) { return c.rank_of(row[k]); };
     const auto counts = [&](std::int32_t k) {
       return row[k] >= 0 && (masked.empty() || masked[owner_of(k)] == 0);
     };

@@ -32,8 +32,15 @@ struct EpCase {
   std::int32_t nodes = 1;
   bool full = false;         ///< ranks that are not idle have max_tokens tokens
   bool round_robin = false;  ///< ranks are dealt to the nodes in turn instead of in blocks
+  std::vector<std::int32_t> first_expert = {};  ///< as in GroupOptions
 
-  std::int32_t local_experts() const { return experts / ranks; }
+  /// The first expert of a rank, or the end of those of the last one.
+  std::int32_t first_of(std::int32_t rank) const;
+  std::int32_t experts_of(std::int32_t rank) const { return first_of(rank + 1) - first_of(rank); }
+  /// The most experts of any rank: the first dimension of low-latency results.
+  std::int32_t local_experts() const;
+  std::int32_t rank_of(std::int64_t expert) const;
+  std::int64_t local_of(std::int64_t expert) const { return expert - first_of(rank_of(expert)); }
   std::int32_t node_of(std::int32_t rank) const {
     return round_robin ? rank % nodes : rank / (ranks / nodes);
   }
@@ -76,6 +83,21 @@ inline ep::GroupOptions deepseek_options() {
   options.experts = 256;
   options.low_latency_max_tokens = 128;
   return options;
+}
+/// The experts of small_case and one less, so that they are not divisible by several ranks.
+inline EpCase uneven_case(std::int32_t ranks, std::uint64_t seed = 1) {
+  EpCase c = small_case(ranks, seed);
+  c.experts = ranks * 3 - 1;
+  return c;
+}
+/// Two experts on the first and the last rank, five on the one before the last, none on the others.
+inline EpCase gap_case(std::int32_t ranks, std::uint64_t seed = 1) {
+  EpCase c = small_case(ranks, seed);
+  c.experts = 9;
+  c.first_expert.assign(static_cast<std::size_t>(ranks), 2);
+  c.first_expert.front() = 0;
+  c.first_expert.back() = 7;
+  return c;
 }
 /// The same case with other values.
 inline EpCase reseeded(EpCase c, std::uint64_t by) {

@@ -89,6 +89,21 @@ class Shapes : protected Draws {
                   ScaleLayout::tiles);
   }
 
+  /// Spreads experts over the ranks: at most `most` on each, in half of the cases equally many.
+  void spread(EpCase& c, std::int64_t most) {
+    const auto count = static_cast<std::int32_t>(most);
+    const std::int64_t how = kept_by(seed_) == Kept::experts ? 0 : pick(0, 3);
+    c.experts = c.ranks * count;
+    if (how == 2)
+      c.experts = std::max(1, c.experts - static_cast<std::int32_t>(pick(0, c.ranks - 1)));
+    if (how != 3) return;
+    c.first_expert = {0};
+    for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+      c.first_expert.push_back(c.first_expert.back() + static_cast<std::int32_t>(pick(0, count)));
+    c.first_expert.back() = std::max(c.first_expert.back(), 1);
+    c.experts = c.first_expert.back();
+  }
+
   static void set_tokens(EpCase& c, std::int64_t most) {
     c.max_tokens = most;
     if (most < 4) c.full = true;  // with so few, most ranks would have none
@@ -106,7 +121,7 @@ class Normal : Shapes {
     constexpr std::int64_t kMostBytes = std::int64_t{16} << 20;
     NormalDraw drawn;
     EpCase& c = drawn.c = shape();
-    c.experts = c.ranks * static_cast<std::int32_t>(size(Kept::experts, 1, kMostExperts / c.ranks));
+    spread(c, size(Kept::experts, 1, kMostExperts / c.ranks));
     ep::GroupOptions& options = drawn.options;
     options.dtype =
         one_of(DataType::bfloat16, DataType::float16, DataType::float32, DataType::float8_e4m3);
@@ -125,6 +140,7 @@ class Normal : Shapes {
     options.hidden = c.hidden;
     options.top_k = c.top_k;
     options.experts = c.experts;
+    options.first_expert = c.first_expert;
     options.max_scales = log_pick(1, 128);
     options.live_results = static_cast<std::int32_t>(pick(1, 2));
     for (int i = 0; i < 3; ++i) drawn.calls.push_back(call(c, options));
@@ -191,7 +207,7 @@ class LowLatency : Shapes {
     });
     if (pick(0, 1) == 1) eighths = (eighths + 7) / 8 * 8;  // every format takes 64 channels
     c.hidden = 8 * eighths;
-    c.experts = c.ranks * static_cast<std::int32_t>(experts);
+    spread(c, experts);
     set_tokens(c, tokens);
     for (int i = 0; i < 4; ++i) {
       LowLatencyDraw::Step step{call(c), call(c), pick(0, 1) == 1};
@@ -279,7 +295,7 @@ class Compared : Shapes {
     shrink(*this, sizes, [&] { return too_much(eighths, experts, tokens); });
     if (pick(0, 1) == 1) eighths = (eighths + 7) / 8 * 8;  // every format takes 64 channels
     c.hidden = 8 * eighths;
-    c.experts = c.ranks * static_cast<std::int32_t>(experts);
+    spread(c, experts);
     set_tokens(c, tokens);
   }
 

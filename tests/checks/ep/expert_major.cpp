@@ -62,7 +62,7 @@ class ExpertMajorRound::Round {
       std::memset(output.data, 0xff, output.bytes());  // NaN, which must not be read
     for (std::int64_t i = 0; i < wanted_.rows(); ++i)
       for (std::int64_t ch = 0; wanted_.source_rank[i] >= 0 && ch < case_.hidden; ++ch) {
-        const std::uint32_t bits = output_bits(me_ * case_.local_experts() + wanted_.topk_idx[i],
+        const std::uint32_t bits = output_bits(case_.first_of(me_) + wanted_.topk_idx[i],
                                                wanted_.source_rank[i], wanted_.source_token[i], ch);
         std::memcpy(output.as<std::byte>() + (i * case_.hidden + ch) * element, &bits, element);
       }
@@ -184,7 +184,7 @@ class ExpertMajorRound::Round {
               std::vector{static_cast<std::int32_t>(rows)});
 
     if (got.device_counts) {
-      std::vector<std::int32_t> counts(case_.local_experts());
+      std::vector<std::int32_t> counts(case_.experts_of(me_));
       for (const std::int64_t local : wanted_.topk_idx)
         if (local >= 0) ++counts[local];
       compare("tokens_per_expert" + where, got.device_counts->tokens_per_expert, DataType::int32,
@@ -257,7 +257,7 @@ class ExpertMajorRound::Round {
         const auto add = [&](std::int32_t node, float& to) {  // node -1: all nodes
           for (std::int32_t k = 0; k < case_.top_k; ++k)
             if (const std::int64_t expert = topk_idx[t * case_.top_k + k];
-                expert >= 0 && (node < 0 || case_.node_of(expert / case_.local_experts()) == node))
+                expert >= 0 && (node < 0 || case_.node_of(case_.rank_of(expert)) == node))
               to += decode(call_.output_dtype, output_bits(expert, me_, t, ch));
         };
         if (case_.nodes == 1) {
@@ -329,6 +329,7 @@ ep::GroupOptions expert_major_options(const EpCase& c, const ExpertMajorCall& ca
   options.hidden = c.hidden;
   options.top_k = c.top_k;
   options.experts = c.experts;
+  options.first_expert = c.first_expert;
   options.dtype = size_of(call.output_dtype) > size_of(call.dtype) && size_of(call.output_dtype) > 2
                       ? call.output_dtype
                       : call.dtype;

@@ -72,6 +72,7 @@ ep::GroupOptions options_for(const EpCase& c) {
   options.hidden = c.hidden;
   options.top_k = c.top_k;
   options.experts = c.experts;
+  options.first_expert = c.first_expert;
   return options;
 }
 
@@ -299,8 +300,8 @@ void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
                                      const ep::LowLatencyReceived& got, const TensorView& y,
                                      ep::Quantize quantize) {
   const std::int64_t rows = got.x.shape[1];
-  for (std::int64_t e = 0; e < c.local_experts(); ++e) {
-    const float factor = expert_factor(static_cast<std::int32_t>(rank * c.local_experts() + e));
+  for (std::int64_t e = 0; e < c.experts_of(rank); ++e) {
+    const float factor = expert_factor(static_cast<std::int32_t>(c.first_of(rank) + e));
     for (std::int64_t i = 0; i < got.counts.as<std::int32_t>()[e]; ++i) {
       const std::int64_t from = (e * rows + i) * got.x.shape[2];
       std::uint16_t* to = y.as<std::uint16_t>() + e * y.strides[0] + i * y.strides[1];

@@ -283,6 +283,7 @@ ep::GroupOptions options_of(const EpCase& c, DataType widest = DataType::bfloat1
   options.hidden = c.hidden;
   options.top_k = c.top_k;
   options.experts = c.experts;
+  options.first_expert = c.first_expert;
   options.dtype = widest;
   options.max_scales = kMostScales;
   return options;

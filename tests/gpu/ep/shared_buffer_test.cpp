@@ -26,6 +26,7 @@ ep::GroupOptions options_of(const EpCase& c) {
   options.hidden = c.hidden;
   options.top_k = c.top_k;
   options.experts = c.experts;
+  options.first_expert = c.first_expert;
   options.dtype = DataType::float32;
   options.max_scales = 1;
   options.combine_staging = false;

@@ -243,6 +243,8 @@ TEST(EpLifecycle, ADefaultConstructedGroupRefusesEveryCall) {
   expect_error(Code::closed, "options: the group is closed", [&] { group.options(); });
   expect_error(Code::closed, "team: the group is closed", [&] { group.team(); });
   expect_error(Code::closed, "local_experts: the group is closed", [&] { group.local_experts(); });
+  expect_error(Code::closed, "max_local_experts: the group", [&] { group.max_local_experts(); });
+  expect_error(Code::closed, "first_expert: the group is closed", [&] { group.first_expert(); });
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ TEST(EpDeviceLayout, PartsDoNotOverlap) {
         options.max_tokens == 0 || draws.pick(0, 1) == 1 ? draws.pick(1, 512) : 0;
     options.hidden = 16 * draws.pick(1, 1024);
     options.top_k = static_cast<std::int32_t>(draws.pick(1, 32));
-    options.experts = ranks * static_cast<std::int32_t>(draws.pick(1, 16));
+    options.experts = static_cast<std::int32_t>(draws.pick(1, 16 * ranks));
     options.live_results = static_cast<std::int32_t>(draws.pick(1, 4));
     options.max_scales = draws.pick(0, 200);
     options.combine_staging = draws.pick(0, 1) == 1;

@@ -34,7 +34,8 @@ std::vector<HostCounts> host_counts(const Case& c, Ranks& ranks) {
   settings.node_size = c.size;
   run_threads(c.ranks(), settings, [&](World& world) {
     GroupOptions options;
-    options.experts = c.local_experts * c.ranks();
+    options.experts = c.experts();
+    options.first_expert = c.first_expert;
     options.top_k = c.top_k;
     options.hidden = c.hidden;
     options.max_tokens = c.max_tokens;

@@ -59,6 +59,24 @@ TEST(EpInternodeKernels, RanksWithoutTokens) {
   run({.nodes = 3, .size = 1, .alignment = 2, .empty = true, .seed = 11});
 }
 
+// Nodes and ranks with different numbers of experts, and without any. Expert-major rows of a rank
+// have to fit into its arena.
+TEST(EpInternodeKernels, UnevenExperts) {
+  for (const std::int32_t alignment : {0, 2}) {
+    run({.top_k = 5, .alignment = alignment, .seed = 15, .first_expert = {0, 3, 6, 8, 10}});
+    run({.top_k = 3, .alignment = alignment, .seed = 16, .first_expert = {0, 1, 2, 3, 3}});
+    run({.top_k = 2, .alignment = alignment, .seed = 17, .first_expert = {0, 3, 6, 6, 6}});
+    run({.nodes = 3,
+         .size = 1,
+         .top_k = 2,
+         .max_tokens = 40,
+         .alignment = alignment,
+         .seed = 18,
+         .first_expert = {0, 0, 4, 8}});
+  }
+  run({.seed = 19, .first_expert = {0, 2, 9, 9, 9}});
+}
+
 // One row for each token and remote node, and a notice for each remote rank.
 TEST(EpInternodeKernels, InternodeBytes) {
   const Case c{.nodes = 3, .size = 2, .seed = 12};

@@ -25,6 +25,7 @@
 #include "fake_gpu/array.hpp"
 #include "fake_gpu/network.hpp"
 #include "fake_gpu/nic_worlds.hpp"
+#include "unit/ep/expert_shapes.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -45,7 +46,12 @@ struct Case {
   bool summed = false;  ///< expert output with a row for each top-k slot, outside the heap
   bool empty = false;   ///< rank 1 has no tokens, and no token goes to the last rank
   std::uint32_t seed = 1;
+  /// As in GroupOptions, [ranks + 1]; empty: local_experts on each rank.
+  std::vector<std::int32_t> first_expert = {};
 
+  std::int32_t experts() const {
+    return first_expert.empty() ? local_experts * ranks() : first_expert.back();
+  }
   std::int32_t ranks() const { return nodes * size; }
   std::string describe() const {
     return std::to_string(nodes) + " x " + std::to_string(size) + ", alignment " +
@@ -85,6 +91,8 @@ class Ranks {
       : c_(c),
         by_nic_(std::move(by_nic)),
         shape_(shape_of(c)),
+        by_node_(test::node_shape(shape_)),
+        expert_words_(expert_table_words(*shape_.partition)),
         layout_(shape_),
         rail_(shape_, layout_.notice_bytes, layout_.total, c.chunk, c.depth),
         record_(static_cast<std::uint32_t>(c.scales) * 4,
@@ -102,7 +110,7 @@ class Ranks {
       std::memset(rank.block.data(), 0, layout_.control_end);
       std::memset(rank.block.data() + rail_.start, 0, rail_.control_end - rail_.start);
       rank.rails = Array<RailState>(static_cast<std::size_t>(c.nodes));
-      rank.record = Array<std::byte>(kernel_record_bytes(c.local_experts));
+      rank.record = Array<std::byte>(kernel_record_bytes(shape_.local_experts));
     }
   }
 
@@ -255,8 +263,8 @@ class Ranks {
   /// operation has ended.
   shoal::detail::record::KernelCounts counts(std::int32_t me, Statistics& statistics,
                                              bool ended = true) {
-    Array<std::byte> copy(kernel_record_bytes(c_.local_experts));
-    std::memcpy(copy.data(), rank(me).record.data(), kernel_record_bytes(c_.local_experts));
+    Array<std::byte> copy(kernel_record_bytes(shape_.local_experts));
+    std::memcpy(copy.data(), rank(me).record.data(), kernel_record_bytes(shape_.local_experts));
     auto& record = *reinterpret_cast<KernelRecord*>(copy.data());
     Epochs done{};
     if (ended) done.of_kind[0] = rank(me).memory[0].epoch;
@@ -278,8 +286,7 @@ class Ranks {
     detail::Shape shape;
     shape.nodes = c.nodes;
     shape.ranks = c.ranks();
-    shape.local_experts = c.local_experts;
-    shape.experts = c.local_experts * c.ranks();
+    test::spread_experts(shape, c.experts(), c.first_expert);
     shape.top_k = c.top_k;
     shape.hidden = c.hidden;
     shape.max_tokens = c.max_tokens;
@@ -327,8 +334,7 @@ class Ranks {
     group.timeout_ns = static_cast<std::uint64_t>(timeouts_[static_cast<std::size_t>(me)].count());
     group.ranks = c_.ranks();
     group.me = me;
-    group.experts = shape_.experts;
-    group.local_experts = shape_.local_experts;
+    set_experts(group, *shape_.partition, me, expert_words_.data());
     group.top_k = c_.top_k;
     return group;
   }
@@ -346,6 +352,8 @@ class Ranks {
     grid.size = c_.size;
     grid.mine = me / c_.size;
     grid.rail = me % c_.size;
+    grid.first_expert = by_node_.first_expert(grid.mine);
+    grid.experts = by_node_.experts_of(grid.mine);
     for (std::int32_t other = 0; other < c_.ranks(); ++other) grid.pes[other] = other;
     return grid;
   }
@@ -361,7 +369,7 @@ class Ranks {
     const auto ranks = static_cast<std::size_t>(c_.ranks());
     const auto experts = static_cast<std::size_t>(shape_.experts);
     const auto top_k = static_cast<std::size_t>(c_.top_k);
-    const std::int32_t used = c_.empty ? shape_.experts - c_.local_experts : shape_.experts;
+    const std::int32_t used = c_.empty ? shape_.first_expert(c_.ranks() - 1) : shape_.experts;
     const std::int64_t tokens =
         c_.empty && me == 1 ? 0 : c_.max_tokens - static_cast<std::int64_t>(random_() % 4);
     Tensor topk = Tensor::empty(DataType::int64, {tokens, c_.top_k});
@@ -397,8 +405,7 @@ class Ranks {
       for (const detail::Copy& copy : r.routing->copies_of(t))
         r.copies[static_cast<std::size_t>(t) * copies + i++] = pack_copy(copy.rank, copy.row);
       std::int32_t nodes[kMaxTopK];
-      const std::int32_t count = detail::ranks_by_last_topk_slot(r.routing->experts_of(t),
-                                                                 c_.local_experts * c_.size, nodes);
+      const auto count = detail::ranks_by_last_topk_slot(r.routing->experts_of(t), by_node_, nodes);
       for (std::int32_t n = 0; n < count; ++n)
         r.node_copies[static_cast<std::size_t>(t) * node_copies + n] =
             pack_copy(nodes[n], r.node_counts[nodes[n]]++);
@@ -445,7 +452,7 @@ class Ranks {
     for (std::int32_t k = 0; k < c_.top_k; ++k) {
       const std::int64_t expert = r.routing->experts_of(token)[static_cast<std::size_t>(k)];
       if (expert < 0) continue;
-      visit(static_cast<std::int32_t>(expert / c_.local_experts),
+      visit(shape_.rank_of(expert),
             rows.first[static_cast<std::size_t>(expert)] +
                 r.routing->expert_row_index[static_cast<std::size_t>(token * c_.top_k + k)],
             k);
@@ -478,13 +485,13 @@ class Ranks {
           const std::size_t at_slot =
               static_cast<std::size_t>(t * c_.top_k + (slot < 0 ? k : slot));
           const std::int64_t expert = r.topk_idx[at_slot];
-          const bool there = expert >= 0 && expert / c_.local_experts == at;
+          const bool there = expert >= 0 && shape_.rank_of(expert) == at;
           ASSERT_EQ(reinterpret_cast<const std::int64_t*>(record + record_.topk_idx)[k] == -1,
                     !there);
           if (there)
             ASSERT_EQ(static_cast<std::int32_t>(
                           reinterpret_cast<const std::int64_t*>(record + record_.topk_idx)[k]),
-                      expert % c_.local_experts);
+                      shape_.local_of(expert));
           if (c_.weighted)
             ASSERT_EQ(reinterpret_cast<const float*>(record + record_.weights)[k],
                       there ? r.weights[at_slot] : 0.0F);
@@ -543,8 +550,7 @@ class Ranks {
     Rank& r = rank(me);
     for (std::int64_t t = 0; t < r.routing->tokens; ++t) {
       std::int32_t nodes[kMaxTopK];
-      const std::int32_t count = detail::ranks_by_last_topk_slot(r.routing->experts_of(t),
-                                                                 c_.local_experts * c_.size, nodes);
+      const auto count = detail::ranks_by_last_topk_slot(r.routing->experts_of(t), by_node_, nodes);
       std::vector<float> weights(static_cast<std::size_t>(c_.top_k), 0.0F);
       std::vector<std::vector<float>> levels(
           static_cast<std::size_t>(count), std::vector<float>(static_cast<std::size_t>(c_.hidden)));
@@ -580,6 +586,8 @@ class Ranks {
   const Case c_;
   const std::vector<NicWorld> by_nic_;
   const detail::Shape shape_;
+  const detail::Shape by_node_;  ///< the experts of each node, as if it were a rank
+  const std::vector<std::int32_t> expert_words_;
   const detail::DeviceLayout layout_;
   const detail::RailLayout rail_;
   const detail::SideRecord record_;

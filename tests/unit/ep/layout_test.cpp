@@ -68,7 +68,9 @@ TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
   test::expect_parts(message([](auto& o) { o.top_k = 33; }, 8), {"top_k is 33; allowed: 1 to 32"});
   test::expect_parts(message([](auto& o) { o.hidden = 0; }, 8), {"hidden is 0"});
   test::expect_parts(message([](auto& o) { o.hidden = 4; }, 8), {"multiple of 16 bytes"});
-  test::expect_parts(message([](auto&) {}, 7), {"divisible by the 7 ranks"});
+  test::expect_parts(message([](auto& o) { o.first_expert = {0, 9}; }, 8),
+                     {"first_expert has 2 numbers; allowed: none, 8"});
+  EXPECT_EQ(message([](auto&) {}, 7), "");
   test::expect_parts(message([](auto& o) { o.max_tokens = -1; }, 8), {"max_tokens is -1"});
   test::expect_parts(message([](auto& o) { o.max_tokens = o.low_latency_max_tokens = 0; }, 8),
                      {"at least one"});
@@ -131,6 +133,11 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
     EpCase c;
     c.ranks = 1 + static_cast<std::int32_t>(seed % 7);
     c.experts = c.ranks * (1 + static_cast<std::int32_t>(seed % 9));
+    if (seed % 3 == 1) c.experts = 1 + static_cast<std::int32_t>(seed);
+    if (seed % 3 == 2)
+      for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+        c.first_expert.push_back(rank * static_cast<std::int32_t>(seed) % c.experts);
+    std::ranges::sort(c.first_expert);
     c.top_k = 1 + static_cast<std::int32_t>(seed * 5 % 32);
     c.max_tokens = 40;
     c.seed = seed;
@@ -139,6 +146,7 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
     options.hidden = 64;
     options.top_k = c.top_k;
     options.experts = c.experts;
+    options.first_expert = c.first_expert;
     const detail::Shape shape = detail::make_shape(options, c.ranks);
     const auto topk_idx = c.topk(0);
     const auto state = detail::make_routing(
@@ -155,8 +163,7 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
       for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
         bool here = false;
         for (std::int32_t k = 0; k < c.top_k; ++k)
-          here |= topk_idx[t * c.top_k + k] >= 0 &&
-                  topk_idx[t * c.top_k + k] / c.local_experts() == rank;
+          here |= topk_idx[t * c.top_k + k] >= 0 && c.rank_of(topk_idx[t * c.top_k + k]) == rank;
         EXPECT_EQ(routing.is_token_in_rank(t, rank), here);
         per_rank[rank] += here;
       }
@@ -170,8 +177,7 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
       for (const detail::Copy& copy : shoal::detail::state_of(routing)->copies_of(t)) {
         std::int32_t topk_slot = -1;
         for (std::int32_t k = 0; k < c.top_k; ++k)
-          if (topk_idx[t * c.top_k + k] >= 0 &&
-              topk_idx[t * c.top_k + k] / c.local_experts() == copy.rank)
+          if (topk_idx[t * c.top_k + k] >= 0 && c.rank_of(topk_idx[t * c.top_k + k]) == copy.rank)
             topk_slot = k;
         EXPECT_GT(topk_slot, last);
         last = topk_slot;

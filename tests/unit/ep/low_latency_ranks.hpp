@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "checks/ep/encoded_rows.hpp"
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/group/kernel_counts.hpp"
 #include "ep/cuda/low_latency/device/kernels.cuh"
@@ -23,7 +24,7 @@
 #include "fake_gpu/array.hpp"
 #include "fake_gpu/nic_worlds.hpp"
 #include "fake_gpu/requests.hpp"
-#include "checks/ep/encoded_rows.hpp"
+#include "unit/ep/expert_shapes.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -40,6 +41,7 @@ struct Case {
   std::int32_t blocks = 3;
   /// Ranks of a node, which reach each other by loads and stores; 0: all ranks.
   std::int32_t node_size = 0;
+  std::vector<std::int32_t> first_expert = {};  ///< as in GroupOptions
 
   bool is_remote(std::int32_t a, std::int32_t b) const {
     return node_size != 0 && a / node_size != b / node_size;
@@ -66,8 +68,7 @@ enum class Values { plain, small, mixed };
 inline detail::Shape shape_of(const Case& c) {
   detail::Shape shape;
   shape.ranks = c.ranks;
-  shape.experts = c.experts;
-  shape.local_experts = c.experts / c.ranks;
+  test::spread_experts(shape, c.experts, c.first_expert);
   shape.top_k = c.top_k;
   shape.hidden = c.hidden;
   shape.low_latency_max_tokens = *std::ranges::max_element(c.tokens);
@@ -166,8 +167,7 @@ class Ranks {
       group.timeout_ns = 30'000'000'000;
       group.ranks = c.ranks;
       group.me = me;
-      group.experts = c.experts;
-      group.local_experts = shape_.local_experts;
+      set_experts(group, *shape_.partition, me, expert_words_.data());
       group.top_k = c.top_k;
       group.mask_failed = c.masks ? 1 : 0;
       group.finds_other_mode = rank.remote.count == 0 && !c.masks ? 1 : 0;
@@ -497,7 +497,7 @@ class Ranks {
 
   /// The rank of the expert in a top-k slot; -1: none.
   std::int64_t rank_of(const Rank& rank, std::size_t at) const {
-    return rank.topk_idx[at] < 0 ? -1 : rank.topk_idx[at] / shape_.local_experts;
+    return rank.topk_idx[at] < 0 ? -1 : shape_.rank_of(rank.topk_idx[at]);
   }
 
   /// The values of a row after its way through LogFMT-10.
@@ -514,16 +514,14 @@ class Ranks {
            std::vector<float>& sums) {
     Rank& other = ranks_[rank_of(rank, at)];
     const std::size_t k = at - static_cast<std::size_t>(token) * c_.top_k;
-    const std::int64_t row =
-        other.rows.data()[(rank.group.me * shape_.low_latency_max_tokens + token) * c_.top_k + k];
-    ASSERT_EQ(row / slots(), rank.topk_idx[at] % shape_.local_experts);
+    const std::int64_t slot = rank.group.me * shape_.low_latency_max_tokens + token,
+                       row = other.rows.data()[slot * c_.top_k + k];
+    ASSERT_EQ(row / slots(), shape_.local_of(rank.topk_idx[at]));
     const std::span<const Bf16> output(reinterpret_cast<const Bf16*>(&other.y[row * shape_.hidden]),
                                        shape_.hidden);
     std::vector<float> decoded(shape_.hidden);
-    if (sent == CombineRowForm::log_fmt)
-      decoded = encoded_and_decoded(output);
-    else
-      std::ranges::transform(output, decoded.begin(), [](Bf16 v) { return numeric::to_float(v); });
+    std::ranges::transform(output, decoded.begin(), [](Bf16 v) { return numeric::to_float(v); });
+    if (sent == CombineRowForm::log_fmt) decoded = encoded_and_decoded(output);
     for (std::size_t i = 0; i < sums.size(); ++i)
       sums[i] = numeric::accumulate(sums[i], rank.weights[at], decoded[i]);
   }
@@ -590,6 +588,7 @@ class Ranks {
   const Case c_;
   const detail::Shape shape_;
   const detail::DeviceLayout layout_;
+  const std::vector<std::int32_t> expert_words_ = expert_table_words(*shape_.partition);
   const bool by_nic_;
   LowLatencyLimits limits_{};
   std::vector<Rank> ranks_;

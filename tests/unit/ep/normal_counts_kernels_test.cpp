@@ -20,13 +20,15 @@
 #include "shoal/collective.hpp"
 #include "shoal/observe.hpp"
 #include "shoal/world.hpp"
+#include "unit/ep/expert_shapes.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
 using test::fake_gpu::Array;
 
-constexpr std::int32_t kRanks = 3, kLocalExperts = 2, kExperts = kRanks * kLocalExperts, kTopK = 3;
+constexpr std::int32_t kRanks = 3, kLocalExperts = 3, kExperts = 6, kTopK = 3;
+const std::vector<std::int32_t> kFirstExpert = {0, 3, 4};
 constexpr std::int64_t kHidden = 64, kMaxTokens = 9;
 constexpr std::int64_t kTokens[kRanks] = {9, 4, 0};
 constexpr std::int64_t kRows = kRanks * kMaxTokens * kTopK + 64;
@@ -34,8 +36,7 @@ constexpr std::int64_t kRows = kRanks * kMaxTokens * kTopK + 64;
 detail::Shape shape() {
   detail::Shape shape;
   shape.ranks = kRanks;
-  shape.local_experts = kLocalExperts;
-  shape.experts = kExperts;
+  test::spread_experts(shape, kExperts, kFirstExpert);
   shape.top_k = kTopK;
   shape.hidden = kHidden;
   shape.max_tokens = kMaxTokens;
@@ -74,9 +75,9 @@ struct Rank {
         bool last = true;  // the copy belongs to the last top-k slot of the rank
         for (std::int32_t later = k + 1; later < kTopK; ++later)
           last = last && (topk[token * kTopK + later] < 0 ||
-                          topk[token * kTopK + later] / kLocalExperts != expert / kLocalExperts);
+                          shape().rank_of(topk[token * kTopK + later]) != shape().rank_of(expert));
         if (last) {
-          const auto rank = static_cast<std::int32_t>(expert / kLocalExperts);
+          const std::int32_t rank = shape().rank_of(expert);
           copies[token * kTopK + used++] = pack_copy(rank, rank_counts[rank]++);
         }
       }
@@ -112,8 +113,7 @@ class Ranks {
       group.timeout_ns = 30'000'000'000;
       group.ranks = kRanks;
       group.me = me;
-      group.experts = kExperts;
-      group.local_experts = kLocalExperts;
+      set_experts(group, *shape().partition, me, expert_words_.data());
       group.top_k = kTopK;
     }
   }
@@ -176,6 +176,7 @@ class Ranks {
   }
 
   const detail::DeviceLayout layout_{shape()};
+  const std::vector<std::int32_t> expert_words_ = expert_table_words(*shape().partition);
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
@@ -189,6 +190,7 @@ std::vector<HostCounts> host_counts(const std::vector<std::vector<std::int64_t>>
   run_threads(kRanks, {}, [&](World& world) {
     GroupOptions options;
     options.experts = kExperts;
+    options.first_expert = kFirstExpert;
     options.top_k = kTopK;
     options.hidden = kHidden;
     options.max_tokens = kMaxTokens;

@@ -21,6 +21,7 @@
 #include "ep/cuda/normal/routing_maps.hpp"
 #include "ep/numeric/rows.hpp"
 #include "fake_gpu/array.hpp"
+#include "unit/ep/expert_shapes.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -68,7 +69,12 @@ struct Rank {
 
 class Ranks {
  public:
-  explicit Ranks(const Case& c) : c_(c), shape_(shape_of(c)), layout_(shape_), ranks_(c.ranks) {
+  explicit Ranks(const Case& c)
+      : c_(c),
+        shape_(shape_of(c)),
+        layout_(shape_),
+        expert_words_(expert_table_words(*shape_.partition)),
+        ranks_(c.ranks) {
     limits_.ranks = c.ranks;
     limits_.multiprocessors = c.blocks;
     counts_.assign(static_cast<std::size_t>(c.ranks * c.ranks), 0);
@@ -97,8 +103,7 @@ class Ranks {
   static detail::Shape shape_of(const Case& c) {
     detail::Shape shape;
     shape.ranks = c.ranks;
-    shape.local_experts = 4;
-    shape.experts = 4 * c.ranks;
+    test::spread_experts(shape, 4 * c.ranks);
     shape.top_k = c.top_k;
     shape.hidden = c.hidden;
     shape.max_tokens = *std::ranges::max_element(c.tokens);
@@ -179,8 +184,7 @@ class Ranks {
     group.timeout_ns = 10'000'000'000;
     group.ranks = c_.ranks;
     group.me = me;
-    group.experts = shape_.experts;
-    group.local_experts = shape_.local_experts;
+    set_experts(group, *shape_.partition, me, expert_words_.data());
     group.top_k = c_.top_k;
   }
 
@@ -350,6 +354,7 @@ class Ranks {
   const Case c_;
   const detail::Shape shape_;
   const detail::DeviceLayout layout_;
+  const std::vector<std::int32_t> expert_words_;
   NormalLimits limits_;
   std::mt19937 random_{91};
   std::vector<Rank> ranks_;

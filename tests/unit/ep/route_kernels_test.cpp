@@ -38,8 +38,13 @@ void check_route(const test::EpCase& c, bool wide) {
   const std::int64_t tokens = c.tokens(0);
   const auto topk = c.topk(0);
   const std::vector<std::int32_t> narrow(topk.begin(), topk.end());
-  const detail::Shape shape = detail::make_shape(
-      {.max_tokens = c.max_tokens, .hidden = 64, .top_k = c.top_k, .experts = c.experts}, c.ranks);
+  const detail::Shape shape = detail::make_shape({.max_tokens = c.max_tokens,
+                                                  .hidden = 64,
+                                                  .top_k = c.top_k,
+                                                  .experts = c.experts,
+                                                  .first_expert = c.first_expert},
+                                                 c.ranks);
+  const std::vector<std::int32_t> words = expert_table_words(*shape.partition);
   const auto want = detail::make_routing(
       detail::checked_topk(ConstTensorView(topk.data(), DataType::int64, {tokens, c.top_k}), shape,
                            c.max_tokens, "test"),
@@ -48,8 +53,7 @@ void check_route(const test::EpCase& c, bool wide) {
   Arrays got(tokens, c.top_k, copies, c.ranks, c.experts);
   NormalRoute params{};
   params.group.ranks = c.ranks;
-  params.group.experts = c.experts;
-  params.group.local_experts = c.local_experts();
+  set_experts(params.group, *shape.partition, 0, words.data());
   params.group.top_k = c.top_k;
   params.topk_idx = wide ? static_cast<const void*>(topk.data()) : narrow.data();
   params.is_int64 = wide ? 1 : 0;
@@ -93,6 +97,19 @@ TEST(EpRouteKernel, MatchesTheHost) {
                  .seed = seed,
                  .holes = seed % 2 == 0 ? 0.1 : 0.7},
                 seed % 2 == 0);
+}
+
+TEST(EpRouteKernel, MatchesTheHostForAnySpreadOfExperts) {
+  check_route({.ranks = 4, .experts = 10, .top_k = 4, .max_tokens = 50, .full = true}, true);
+  check_route({.ranks = 4, .experts = 3, .top_k = 2, .max_tokens = 50, .full = true}, true);
+  check_route({.ranks = 24, .experts = 128, .top_k = 8, .max_tokens = 50, .full = true}, false);
+  check_route({.ranks = 5,
+               .experts = 9,
+               .top_k = 4,
+               .max_tokens = 1100,
+               .full = true,
+               .first_expert = {0, 0, 5, 5, 8}},
+              false);
 }
 
 /// Several tiles of 1024 tokens, which different blocks number; tokens without an expert.

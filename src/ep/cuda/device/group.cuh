@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ep/cuda/device/experts.cuh"
 #include "ep/cuda/layout/device_layout.hpp"
 
 namespace shoal::ep::cuda {
@@ -65,16 +66,29 @@ struct DeviceGroup {
   GroupMemory* memory;
   FaultReport* report;
   KernelRecord* record;  ///< nullptr: kernels count nothing
+  ExpertTable expert_table;
   std::uint64_t timeout_ns;
   std::int32_t ranks, me;
-  std::int32_t experts, local_experts, top_k;
-  std::uint32_t mask_failed;  ///< GroupOptions.mask_failed
+  std::int32_t experts, top_k;
+  std::int32_t local_experts;                  ///< the most of any rank, which sizes arrays
+  std::int32_t own_experts, own_first_expert;  ///< those of this rank
+  std::uint32_t mask_failed;                   ///< GroupOptions.mask_failed
   /// 1: waits of low-latency mode find ranks that are in normal mode (is_in_normal_mode).
   std::uint32_t finds_other_mode;
   /// Every rank's block of the heap, as mapped here. Behind the others, because a launch finds no
   /// parameter in a cache, and of these it reads few.
   std::byte* block[kMaxDeviceRanks];
 };
+
+/// Sets the experts of the group, and of rank `me` in it. `words`: expert_table_words.
+inline void set_experts(DeviceGroup& group, const detail::Partition& partition, std::int32_t me,
+                        const std::int32_t* words) {
+  group.experts = partition.firsts().back();
+  group.local_experts = partition.largest();
+  group.own_experts = partition.count(me);
+  group.own_first_expert = partition.first(me);
+  group.expert_table = ExpertTable::at(words, group.experts);
+}
 
 /// True if its kernels count. Kernels whose time counts are compiled with and without.
 inline bool counts(const DeviceGroup& group) {

@@ -60,7 +60,9 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
     check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event of an ep::Group");
   report_memory = take_pinned(sizeof(FaultReport));
   report = static_cast<FaultReport*>(report_memory.get());
-  device_memory = resources->allocate(sizeof(GroupMemory), stream, resources);
+  const std::size_t table =
+      sizeof(std::int32_t) * static_cast<std::size_t>(state.shape.experts + state.shape.ranks + 1);
+  device_memory = resources->allocate(sizeof(GroupMemory) + table, stream, resources);
   device.memory = static_cast<GroupMemory*>(device_memory.get());
 }
 
@@ -92,8 +94,6 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
   device.timeout_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(state.timeout).count());
   device.ranks = state.shape.ranks;
   device.me = state.me;
-  device.experts = state.shape.experts;
-  device.local_experts = state.shape.local_experts;
   device.top_k = state.shape.top_k;
   device.mask_failed = state.options.mask_failed ? 1 : 0;
   // Between nodes each mode has memory of its own (show). Where ranks are masked, a rank in normal
@@ -105,6 +105,12 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
                         device.layout.total - device.layout.normal_end, stream),
         "slots of an ep::Group");
   check(cudaMemsetAsync(device.memory, 0, sizeof(GroupMemory), stream), "memory of an ep::Group");
+  const std::vector<std::int32_t> words = expert_table_words(*state.shape.partition);
+  auto* const table = reinterpret_cast<std::int32_t*>(device.memory + 1);
+  check(cudaMemcpyAsync(table, words.data(), words.size() * sizeof(std::int32_t),
+                        cudaMemcpyHostToDevice, stream),
+        "experts of an ep::Group");
+  set_experts(device, *state.shape.partition, state.me, table);
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
   const memory::DeviceDescription mine_here = state.world->memory().cuda()->description();
   const auto all =

@@ -189,7 +189,7 @@ KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detai
   auto& combines = counts.totals[static_cast<std::size_t>(Operation::low_latency_combine)];
   for (const LowLatencyRows& copy : from.low_latency_rows) combines.rows += copy.combined;
   combines.bytes = 2 * combines.rows * hidden;
-  counts.expert_rows.assign(from.expert_rows, from.expert_rows + shape.local_experts);
+  counts.expert_rows.assign(from.expert_rows, from.expert_rows + shape.experts_of(me));
   for (std::uint32_t kind = 0; kind < kKernelKinds; ++kind)
     for (const LaunchRecord& launch : from.launches[kind])
       if (launch.epoch > 0 && launch.epoch <= done.of_kind[kind] &&

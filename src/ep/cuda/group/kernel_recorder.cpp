@@ -49,7 +49,7 @@ constexpr auto kClockLimit = std::chrono::milliseconds(1);
 KernelRecorder::KernelRecorder(RecordedKernels kernels)
     : kernels_(std::move(kernels)),
       group_(kernels_.normal != nullptr ? *kernels_.normal : *kernels_.low_latency),
-      bytes_(kernel_record_bytes(group_.state.shape.local_experts)),
+      bytes_(kernel_record_bytes(group_.state.shape.experts_of(group_.state.me))),
       host_memory_(take_pinned(sizeof(Epochs) + bytes_)),
       clock_memory_(take_pinned(sizeof(ClockReading))),
       last_(std::make_unique<std::byte[]>(bytes_)) {

@@ -34,7 +34,7 @@ inline HandleView handle_view(void* block, const Shape& shape, std::size_t* byte
   view.pairs = cursor.take<HandlePair>(slots);
   view.rows = cursor.take<std::int32_t>(slots * shape.top_k);
   view.weights = cursor.take<float>(slots * shape.top_k);
-  view.topk = cursor.take<std::int32_t>(shape.low_latency_max_tokens * shape.top_k);
+  view.ranks = cursor.take<std::int32_t>(shape.low_latency_max_tokens * shape.top_k);
   if (bytes != nullptr) *bytes = cursor.bytes();
   return view;
 }

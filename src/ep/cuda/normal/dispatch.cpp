@@ -186,8 +186,9 @@ detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
   if (internode_ != nullptr)
     launch_internode_dispatch(
         {params, internode_->grid(), routing.node_arrays, handle->rail_arrays},
-        internode_->plan(sms(launch), limits_.multiprocessors,
-                         internode_table_bytes(state_.shape, params.expert_alignment > 0)),
+        internode_->plan(
+            sms(launch), limits_.multiprocessors,
+            internode_table_bytes(state_.shape, internode_->nodes(), params.expert_alignment > 0)),
         on);
   else
     launch_normal_dispatch(params, plan, on);
@@ -209,6 +210,7 @@ detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
   detail::AnyDispatched received = describe(call, handle, region, rows, on);
   if (call.options.copy_out) group_.end(launch, on);
   received.transient = transient;
+  received.has_tokens_per_expert = call.waits_for_sizes();
   const std::size_t alignment = call.options.expert_alignment;
   for (const std::int64_t tokens : tokens_per_expert)
     received.tokens_per_expert.push_back(static_cast<std::int64_t>(align_up(tokens, alignment)));
@@ -252,7 +254,7 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   handle.received = handle.result_rows = message.received;
   handle.rows_per_source.assign(counts, counts + state_.shape.ranks);
   tokens_per_expert.assign(counts + state_.shape.ranks,
-                           counts + state_.shape.ranks + state_.shape.local_experts);
+                           counts + state_.shape.ranks + state_.shape.experts_of(state_.me));
 }
 
 Tensor Normal::copied_out(const Tensor& tensor, cudaStream_t on) const {
@@ -308,16 +310,16 @@ detail::AnyDispatched Normal::describe(const detail::DispatchCall& call,
         reinterpret_cast<const std::byte*>(array) - static_cast<std::byte*>(handle->block.get()),
         DataType::int32, {extent});
   };
+  const std::int64_t experts = shape.experts_of(state_.me);
   received.row_count = from_handle(handle->arrays.received + state_.me, 1);
-  received.expert_counts = from_handle(handle->arrays.expert_counts, shape.local_experts);
+  received.expert_counts = from_handle(handle->arrays.expert_counts, experts);
   if (!call.cached) {
-    received.expert_ends = from_handle(handle->arrays.expert_ends, shape.local_experts);
+    received.expert_ends = from_handle(handle->arrays.expert_ends, experts);
     if (handle->expert_alignment == 0)
       received.source_ends = from_handle(handle->arrays.source_ends, shape.ranks);
   }
   if (handle->expert_alignment > 0)
-    received.expert_first_row =
-        from_handle(handle->arrays.expert_first_row, shape.local_experts + 1);
+    received.expert_first_row = from_handle(handle->arrays.expert_first_row, experts + 1);
   received.handle =
       shoal::detail::Access::make<Handle>(std::shared_ptr<const detail::HandleState>(handle));
   return received;

@@ -66,8 +66,8 @@ __device__ void for_given(const NormalRoute& params, std::int32_t first, std::in
   }
 }
 
-/// The experts of 1024 tokens, in shared memory: the top-k slots of a token one after another, with
-/// a gap between tokens so that threads with neighbouring tokens use different banks.
+/// The places of the experts of 1024 tokens, in shared memory: the top-k slots of a token one after
+/// another, with a gap between tokens so that threads with neighbouring tokens use different banks.
 class IndexTile {
  public:
   __device__ explicit IndexTile(const NormalRoute& params) : params_(params) {}
@@ -79,7 +79,9 @@ class IndexTile {
     __syncthreads();
     for_given(params_, first, min(kThreads, params_.tokens - first) * params_.group.top_k,
               [&](std::int32_t i, std::int64_t given) {
-                words()[i + token_of(i)] = static_cast<std::int32_t>(known_expert(params_, given));
+                const auto expert = static_cast<std::int32_t>(known_expert(params_, given));
+                words()[i + token_of(i)] =
+                    expert < 0 ? -1 : params_.group.expert_table.place(expert).word;
                 visit(i, given);
               });
     __syncthreads();
@@ -91,9 +93,13 @@ class IndexTile {
   __device__ std::int32_t token_of(std::int32_t i) const {
     return static_cast<std::int32_t>(params_.by_top_k.quotient(static_cast<std::uint32_t>(i)));
   }
-  /// The expert in a top-k slot of this thread's token; -1: none.
-  __device__ std::int32_t expert(std::int32_t topk_slot) const {
+  /// ExpertPlace::word of a top-k slot of this thread's token; experts differ where it does.
+  __device__ std::int32_t word(std::int32_t topk_slot) const {
     return words()[static_cast<std::int32_t>(threadIdx.x) * (params_.group.top_k + 1) + topk_slot];
+  }
+  /// The rank of the expert in a top-k slot of this thread's token; negative: none.
+  __device__ std::int32_t rank(std::int32_t topk_slot) const {
+    return ExpertPlace{word(topk_slot)}.rank();
   }
 
  private:
@@ -119,7 +125,7 @@ __device__ void copy_indices(const NormalRoute& params, std::int32_t first) {
   if (static_cast<std::int32_t>(first + threadIdx.x) < params.tokens)
     for (std::int32_t k = 1; k < top_k; ++k)
       for (std::int32_t other = 0; other < k; ++other)
-        if (tile.expert(k) >= 0 && tile.expert(other) == tile.expert(k))
+        if (tile.word(k) >= 0 && tile.word(other) == tile.word(k))
           atomicMin(&first_bad, first + static_cast<std::int32_t>(threadIdx.x));
   __syncthreads();
   if (threadIdx.x != 0 || first_bad == params.tokens) return;
@@ -145,10 +151,8 @@ __device__ RankPlace place_of(const NormalRoute& params, const IndexTile& tile, 
   std::int32_t after = 0;  // ranks whose last top-k slot is after that of `rank`
   std::uint64_t seen[kMaxDeviceRanks / 64] = {};
   for (std::int32_t k = params.group.top_k; k-- > 0;) {
-    const std::int32_t expert = tile.expert(k);
-    if (expert < 0) continue;
-    const auto owner = static_cast<std::int32_t>(
-        params.by_local_experts.quotient(static_cast<std::uint32_t>(expert)));
+    const std::int32_t owner = tile.rank(k);
+    if (owner < 0) continue;
     const std::uint64_t bit = 1ull << (owner % 64);
     bool known = false;
 #pragma unroll
@@ -187,11 +191,8 @@ __device__ std::int32_t prefix(bool flag, std::int32_t& total) {
 
 /// True if the token of this thread goes to `rank`.
 __device__ bool goes_to(const NormalRoute& params, const IndexTile& tile, std::int32_t rank) {
-  const std::int32_t first_expert = rank * params.group.local_experts;
   bool goes = false;
-  for (std::int32_t k = 0; k < params.group.top_k; ++k)
-    goes |= static_cast<std::uint32_t>(tile.expert(k) - first_expert) <
-            static_cast<std::uint32_t>(params.group.local_experts);
+  for (std::int32_t k = 0; k < params.group.top_k; ++k) goes |= tile.rank(k) == rank;
   return goes;
 }
 
@@ -263,7 +264,7 @@ __device__ void count_tokens(const NormalRoute& params) {
     tile.load(first);
     bool any = false;
     if (static_cast<std::int32_t>(first + threadIdx.x) < params.tokens)
-      for (std::int32_t k = 0; k < params.group.top_k; ++k) any |= tile.expert(k) >= 0;
+      for (std::int32_t k = 0; k < params.group.top_k; ++k) any |= tile.word(k) >= 0;
     tokens += __syncthreads_count(any ? 1 : 0);
   }
   if (threadIdx.x != 0) return;
@@ -291,7 +292,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 void launch_normal_route(NormalRoute params, bool overlap_launches, cudaStream_t stream) {
   params.by_top_k = Divisor(static_cast<std::uint32_t>(params.group.top_k));
-  params.by_local_experts = Divisor(static_cast<std::uint32_t>(params.group.local_experts));
   NormalPlan plan;
   plan.overlap_launches = overlap_launches;
   plan.blocks = params.group.ranks * parts_of(params.tokens) +

@@ -180,13 +180,13 @@ void Forward::place(Forwarded& forwarded, const std::byte* message) const {
             shape.experts);
   if (plan_.handle->expert_alignment > 0) {
     for (std::int32_t topk_slot = 0; topk_slot < shape.top_k; ++topk_slot)
-      if (const auto rank = static_cast<std::int32_t>(experts[topk_slot] / shape.local_experts);
-          experts[topk_slot] >= 0 && group_.state.nodes.here(rank))
-        add(rank, topk_slot, forwarded.next[experts[topk_slot]]);
+      if (const std::int64_t expert = experts[topk_slot];
+          expert >= 0 && group_.state.nodes.here(shape.rank_of(expert)))
+        add(shape.rank_of(expert), topk_slot, forwarded.next[expert]);
   } else {
     std::int32_t ranks[kMaxTopK];
     const std::int32_t count = detail::ranks_by_last_topk_slot(
-        {experts, static_cast<std::size_t>(shape.top_k)}, shape.local_experts, ranks);
+        {experts, static_cast<std::size_t>(shape.top_k)}, shape, ranks);
     for (std::int32_t i = 0; i < count; ++i)
       if (group_.state.nodes.here(ranks[i])) add(ranks[i], -1, forwarded.next[ranks[i]]);
   }

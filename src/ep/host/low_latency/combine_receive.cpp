@@ -46,7 +46,7 @@ class CombineRowFinder {
         epoch_(pending.epoch) {
     const auto& shape = group_.state.shape;
     for (std::int32_t expert = 0; expert < shape.experts; ++expert)
-      before_expert_.push_back(expert % shape.local_experts == 0
+      before_expert_.push_back(shape.local_of(expert) == 0
                                    ? 0
                                    : before_expert_.back() +
                                          handle_.routing->tokens_per_expert[expert - 1]);
@@ -67,7 +67,7 @@ class CombineRowFinder {
         add_sum(copy, token_rows);
       } else {
         for (std::int32_t k = 0; k < shape.top_k; ++k)
-          if (experts[k] >= 0 && experts[k] / shape.local_experts == copy.rank)
+          if (experts[k] >= 0 && shape.rank_of(experts[k]) == copy.rank)
             add(token, k, experts[k], token_rows);
       }
       token_rows.level_forms[token_rows.levels] = form;
@@ -80,8 +80,7 @@ class CombineRowFinder {
            TokenRows& token_rows) const {
     const auto& shape = group_.state.shape;
     if (expert < 0) return;
-    const auto rank = static_cast<std::int32_t>(expert / shape.local_experts);
-    const auto local = static_cast<std::int32_t>(expert % shape.local_experts);
+    const auto [rank, local] = shape.partition->place(expert);
     if (group_.masked[rank]) return;
     const auto* first_row =
         reinterpret_cast<const std::int32_t*>(&notice_of(group_, epoch_, rank) + 1);

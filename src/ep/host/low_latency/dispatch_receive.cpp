@@ -183,9 +183,10 @@ class Expander {
   detail::ScaleWords scale_words_;
 };
 
-/// Fills the layout of the result: where the rows of each (expert, source) start.
+/// Fills the layout of the result: where the rows of each (expert, source) start. The rank holds
+/// `own` experts; those that only other ranks have get no rows.
 void place_rows(const Expander& expander, const std::vector<Incoming>& incoming, const Shape& shape,
-                LowLatencyResult& result, LowLatencyHandleState& handle) {
+                std::int32_t own, LowLatencyResult& result, LowLatencyHandleState& handle) {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.local_experts) * shape.ranks, 0);
   for (const Incoming& from : incoming)
     for (std::int64_t i = 0; i < from.count; ++i) {
@@ -195,9 +196,8 @@ void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
               shape.low_latency_max_tokens);
       for (const std::int32_t expert : expander.experts(from.source, i)) {
         if (expert < 0) continue;
-        require(expert < shape.local_experts, Code::peer_failed,
-                "SHOAL-N595: low_latency_dispatch: a row names local expert {} of {}", expert,
-                shape.local_experts);
+        require(expert < own, Code::peer_failed,
+                "SHOAL-N595: low_latency_dispatch: a row names local expert {} of {}", expert, own);
         ++counts[static_cast<std::size_t>(expert) * shape.ranks + from.source];
       }
     }
@@ -263,7 +263,7 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
 
   auto& result = result_arrays(group, handle.epoch, quantize);
   const Expander expander(group, handle.epoch, pending.options, incoming, result);
-  place_rows(expander, incoming, shape, result, handle);
+  place_rows(expander, incoming, shape, shape.experts_of(group.state.me), result, handle);
   keep_remote_tokens(expander, incoming, group, handle);
 
   std::size_t rows = 0;
@@ -288,7 +288,7 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
   if (pending.options.tokens_per_expert.defined())
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
       pending.options.tokens_per_expert.as<std::int32_t>()[e] += handle.counts[e];
-  for (std::int32_t e = 0; e < shape.local_experts; ++e)
+  for (std::int32_t e = 0; e < shape.experts_of(group.state.me); ++e)
     group.state.recorder.received(e, static_cast<std::uint64_t>(handle.counts[e]));
   group.state.statistics.rows_received += rows;
 

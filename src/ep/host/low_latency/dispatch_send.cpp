@@ -29,13 +29,13 @@ void encode(std::int64_t hidden, Quantize quantize, float global, std::byte* tar
 }
 
 void write_header(std::byte* slot, std::int64_t token, std::span<const std::int64_t> experts,
-                  std::int32_t rank, std::int32_t local_experts) {
+                  std::int32_t rank, const Shape& shape) {
   const SlotHeader header{static_cast<std::int32_t>(token)};
   std::memcpy(slot, &header, sizeof header);
   auto* local = reinterpret_cast<std::int32_t*>(slot + sizeof header);
   for (std::size_t k = 0; k < experts.size(); ++k) {
-    const bool there = experts[k] >= 0 && experts[k] / local_experts == rank;
-    local[k] = there ? static_cast<std::int32_t>(experts[k] % local_experts) : -1;
+    const bool there = experts[k] >= 0 && shape.rank_of(experts[k]) == rank;
+    local[k] = there ? shape.local_of(experts[k]) : -1;
   }
 }
 
@@ -54,7 +54,7 @@ void send_remote(HostGroup& group, std::uint64_t epoch, const detail::RoutingSta
     for (const detail::Copy& copy : routing.copies_of(token)) {
       if (copy.rank != to) continue;
       std::byte* const header = out + count * slots.header_bytes;
-      write_header(header, token, routing.experts_of(token), to, shape.local_experts);
+      write_header(header, token, routing.experts_of(token), to, shape);
       if (options.weights.defined())
         std::memcpy(header + layout.slot_bytes, options.weights.as<float>() + token * shape.top_k,
                     shape.top_k * sizeof(float));
@@ -94,7 +94,7 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
         if (group.masked[copy.rank] || !group.state.nodes.here(copy.rank)) continue;
         write_header(group.state.peers[copy.rank] +
                          group.layout.slot(epoch, group.state.me, copy.row, shape),
-                     token, routing->experts_of(token), copy.rank, shape.local_experts);
+                     token, routing->experts_of(token), copy.rank, shape);
       }
     }
   });

@@ -41,7 +41,7 @@ void clear_unused_rows(const HostGroup& group, const DispatchCall& call, const D
     }
   };
   if (expert_major)
-    for (std::int32_t e = 0; e < group.state.shape.local_experts; ++e)
+    for (std::int32_t e = 0; e < group.state.shape.experts_of(group.state.me); ++e)
       clear(handle.expert_rows.blocks[e] + handle.expert_rows.counts[e],
             handle.expert_rows.blocks[e + 1]);
   clear(handle.received, handle.result_rows);
@@ -81,7 +81,8 @@ detail::AnyDispatched dispatch_receive(HostGroup& group, const DispatchCall& cal
     received.topk_weights =
         result(plan, copy, base + layout.weights, DataType::float32, {rows, experts});
   if (expert_major) {
-    received.expert_first_row = Tensor::empty(DataType::int32, {shape.local_experts + 1});
+    received.expert_first_row =
+        Tensor::empty(DataType::int32, {shape.experts_of(group.state.me) + 1});
     std::copy(handle.expert_rows.blocks.begin(), handle.expert_rows.blocks.end(),
               received.expert_first_row.as<std::int32_t>());
   }
@@ -89,6 +90,7 @@ detail::AnyDispatched dispatch_receive(HostGroup& group, const DispatchCall& cal
     received.rows_per_source.push_back(
         handle.counts[static_cast<std::size_t>(source) * shape.ranks + group.state.me]);
   if (call.options.worst_case_rows == 0) {
+    received.has_tokens_per_expert = !call.cached;
     const std::int64_t alignment = call.options.expert_alignment;
     for (std::int64_t tokens : plan.tokens_per_expert)
       received.tokens_per_expert.push_back(static_cast<std::int64_t>(align_up(tokens, alignment)));

@@ -94,7 +94,7 @@ std::vector<std::int32_t> rows_per_rank(const HostGroup& group, const DispatchCa
   if (plan.handle->expert_alignment == 0) return call.routing->tokens_per_rank;
   std::vector<std::int32_t> rows(static_cast<std::size_t>(group.state.shape.ranks));
   for (std::size_t expert = 0; expert < call.routing->tokens_per_expert.size(); ++expert)
-    rows[expert / static_cast<std::size_t>(group.state.shape.local_experts)] +=
+    rows[static_cast<std::size_t>(group.state.shape.rank_of(static_cast<std::int64_t>(expert)))] +=
         call.routing->tokens_per_expert[expert];
   return rows;
 }

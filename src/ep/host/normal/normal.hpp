@@ -63,7 +63,7 @@ class TopkRows {
     for (std::int32_t topk_slot = 0; topk_slot < routing.shape.top_k; ++topk_slot)
       if (experts[topk_slot] >= 0)
         rows_[count_++] = {
-            topk_slot, static_cast<std::int32_t>(experts[topk_slot] / routing.shape.local_experts),
+            topk_slot, routing.shape.rank_of(experts[topk_slot]),
             std::int64_t{handle.expert_rows.first[experts[topk_slot]]} + row_indices[topk_slot]};
   }
   const TopkRow* begin() const { return rows_; }
@@ -80,7 +80,7 @@ struct DispatchPlan {
   std::shared_ptr<Region> region;               ///< this rank's
   std::vector<std::byte*> target;               ///< [ranks]: each rank's region, as an address here
   std::vector<ReceiveLayout> layout;            ///< [ranks]
-  std::vector<std::int64_t> tokens_per_expert;  ///< [local_experts] received here, not aligned
+  std::vector<std::int64_t> tokens_per_expert;  ///< [experts here] received here, not aligned
 };
 
 /// Throws Error{exhausted} on all ranks when one has no room, or fewer worst_case_rows than rows.

@@ -99,13 +99,13 @@ Record make_record(const Shape& shape, const NormalNotice& notice,
 void send_record(const HostGroup& group, const Step& step, const Record& record) {
   const auto& shape = group.state.shape;
   const std::size_t at = group.layout.notice(step.epoch, group.state.me, shape);
-  const std::size_t own_bytes = shape.local_experts * sizeof(std::int32_t);
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.state.me + 1 + i) % shape.ranks;
     if (record.all_experts || group.state.peers[to] == nullptr) {
       put(group, to, at, record.bytes.data(), record.bytes.size());
     } else {
-      const std::size_t own = record.experts_at + to * own_bytes;
+      const std::size_t own = record.experts_at + shape.first_expert(to) * sizeof(std::int32_t),
+                        own_bytes = shape.experts_of(to) * sizeof(std::int32_t);
       put(group, to, at, record.bytes.data(), record.experts_at);
       put(group, to, at + own, record.bytes.data() + own, own_bytes);
     }
@@ -188,9 +188,9 @@ void use_expert_major_layout(const HostGroup& group, const NoticeBoard& board,
   for (std::int32_t source = 0; source < shape.ranks; ++source) {
     counts.push_back(board.tokens_per_expert(source));
     for (std::int32_t rank = 0; rank < shape.ranks; ++rank) {
-      const std::int32_t* first = counts.back() + rank * shape.local_experts;
+      const std::int32_t* first = counts.back() + shape.first_expert(rank);
       handle.counts[static_cast<std::size_t>(source) * shape.ranks + rank] =
-          std::accumulate(first, first + shape.local_experts, 0);
+          std::accumulate(first, first + shape.experts_of(rank), 0);
     }
   }
   handle.expert_rows =
@@ -283,11 +283,12 @@ DispatchPlan notify(HostGroup& group, const DispatchCall& call) {
   group.state.arena.shrink(plan.region->offset, plan.layout[group.state.me].total);
 
   if (!call.cached) {
-    plan.tokens_per_expert.assign(group.state.shape.local_experts, 0);
+    const auto& shape = group.state.shape;
+    plan.tokens_per_expert.assign(shape.experts_of(group.state.me), 0);
     for (std::int32_t source = 0; source < group.state.shape.ranks; ++source) {
       const std::int32_t* mine =
-          board.tokens_per_expert(source) + group.state.me * group.state.shape.local_experts;
-      for (std::int32_t e = 0; e < group.state.shape.local_experts; ++e)
+          board.tokens_per_expert(source) + shape.first_expert(group.state.me);
+      for (std::int32_t e = 0; e < shape.experts_of(group.state.me); ++e)
         plan.tokens_per_expert[e] += mine[e];
     }
     plan.handle->tokens_per_expert.assign(plan.tokens_per_expert.begin(),

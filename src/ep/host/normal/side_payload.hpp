@@ -42,9 +42,9 @@ class SidePayload {
     const std::int32_t k = shape_.top_k;
     auto* out_weights = reinterpret_cast<float*>(base + layout.weights) + row * k;
     auto* out_idx = reinterpret_cast<std::int64_t*>(base + layout.topk_idx) + row * k;
-    const std::int64_t first = std::int64_t{rank} * shape_.local_experts;
+    const std::int64_t first = shape_.first_expert(rank), end = shape_.first_expert(rank + 1);
     for (std::int32_t i = 0; i < k; ++i) {
-      const bool here = from.experts[i] >= first && from.experts[i] < first + shape_.local_experts;
+      const bool here = from.experts[i] >= first && from.experts[i] < end;
       if (!cached_) out_idx[i] = here ? from.experts[i] - first : -1;
       if (from.weights != nullptr) out_weights[i] = here || all_weights_ ? from.weights[i] : 0.0F;
     }
@@ -59,7 +59,7 @@ class SidePayload {
       reinterpret_cast<float*>(base + layout.weights)[row] = from.weights[topk_slot];
     if (cached_) return;
     reinterpret_cast<std::int64_t*>(base + layout.topk_idx)[row] =
-        from.experts[topk_slot] % shape_.local_experts;
+        shape_.local_of(from.experts[topk_slot]);
     reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
   }
 

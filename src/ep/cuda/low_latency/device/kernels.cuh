@@ -136,7 +136,9 @@ struct HandleView {
   std::int32_t* rows;  ///< [ranks][tokens][top_k]: row index over all local experts, where the pair
                        ///< has the top-k slot
   float* weights;      ///< [ranks][tokens][top_k], likewise, where weights travel with the dispatch
-  std::int32_t* topk;  ///< [tokens][top_k]: experts of this rank's tokens; -1: none
+  /// [tokens][top_k]: the ranks of the experts of this rank's tokens, so that combines look up
+  /// none; -1: none.
+  std::int32_t* ranks;
 };
 
 /// A combine between send and receive, in device memory.

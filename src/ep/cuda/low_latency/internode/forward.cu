@@ -245,8 +245,7 @@ __device__ void forward_weights(const LowLatencyForwardWeights& call) {
   if (aborted(group)) return;
   for (auto w = static_cast<std::int32_t>(threadIdx.x); w < call.tokens * group.top_k;
        w += static_cast<std::int32_t>(blockDim.x)) {
-    const std::int32_t expert = known_expert(group, call.handle.topk[w]);
-    const std::int32_t rank = expert < 0 ? -1 : expert / group.local_experts;
+    const std::int32_t rank = known_rank(group, call.handle.ranks[w]);
     for (std::int32_t index = 0; index < call.remote.count; ++index)
       if (call.remote.rank[index] == rank)
         ptx::st_relaxed_sys_global(combine_weights(group, call.sizes, rank, epoch, group.me) + w,

@@ -75,22 +75,22 @@ class CombineReceiver {
     }
   }
 
-  /// The expert of this lane's top-k slot, or -1.
-  __device__ std::int32_t load_expert(std::int32_t token) const {
+  /// The rank of the expert of this lane's top-k slot, or -1.
+  __device__ std::int32_t load_rank(std::int32_t token) const {
     const auto me = static_cast<std::int32_t>(lane_id());
     if (token >= call_.tokens || me >= group_.top_k) return -1;
-    return known_expert(group_,
-                        call_.handle.topk[static_cast<std::size_t>(token) * group_.top_k + me]);
+    return known_rank(group_,
+                      call_.handle.ranks[static_cast<std::size_t>(token) * group_.top_k + me]);
   }
 
   /// Waits for the combine rows of a token, as far as they have flags. With sums, the row of a rank
   /// is in its last top-k slot.
-  __device__ TokenRows wait(std::int32_t token, std::int32_t expert) const {
+  __device__ TokenRows wait(std::int32_t token, std::int32_t rank) const {
     const std::uint32_t me = lane_id();
     const bool in_row = me < static_cast<std::uint32_t>(group_.top_k);
     const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
     TokenRows token_rows;
-    token_rows.slot = make_topk_slot(expert, group_.local_experts);
+    token_rows.slot = make_topk_slot(rank);
     if (kCounts && threadIdx.x == 0)
       count_up(&low_latency_rows(group_).combined,
                static_cast<std::uint64_t>(__popc(token_rows.slot.lasts)));
@@ -376,15 +376,15 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
   const auto blocks = static_cast<std::int32_t>(all.count),
              parts = static_cast<std::int32_t>(call.parts);
   auto item = (static_cast<std::int32_t>(all.me) + blocks - 1) % blocks;
-  std::int32_t expert = collector.load_expert(item / parts);  // before the wait
+  std::int32_t rank = collector.load_rank(item / parts);  // before the wait
   collector.look_at_ranks(ranks);
   __syncthreads();
   collector.pass();
   if (all.me == 0) collector.check_agreement();
   for (; item / parts < call.tokens; item += blocks) {
     const std::int32_t token = item / parts;
-    TokenRows token_rows = collector.wait(token, expert);
-    expert = collector.load_expert((item + blocks) / parts);
+    TokenRows token_rows = collector.wait(token, rank);
+    rank = collector.load_rank((item + blocks) / parts);
     // With statistics, one warp must have measured before other warps take the words.
     if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
     if constexpr (is_log_fmt(kForm)) {

@@ -193,14 +193,15 @@ class DispatchReceiver {
     for (std::int32_t item = me; item < group_.local_experts * group_.ranks;
          item += static_cast<std::int32_t>(blockDim.x)) {
       const std::int32_t expert = item / group_.ranks, source = item % group_.ranks;
-      const std::uint32_t before = rows_of(expert, 0, source),
-                          here = rows_of(expert, source, source + 1);
+      const bool is_own = expert < group_.own_experts;  // others have no counts
+      const std::uint32_t before = is_own ? rows_of(expert, 0, source) : 0,
+                          here = is_own ? rows_of(expert, source, source + 1) : 0;
       call_.layout[item] = static_cast<std::int64_t>(before) << 32 | here;
       if (source != group_.ranks - 1) continue;
       call_.counts[expert] = static_cast<std::int32_t>(before + here);
       if (call_.expert_counts != nullptr)
         call_.expert_counts[expert] += static_cast<std::int32_t>(before + here);
-      if (kCounts) count_up(&group_.record->expert_rows[expert], before + here);
+      if (kCounts && is_own) count_up(&group_.record->expert_rows[expert], before + here);
     }
     __syncthreads();
     if (me != 0) return;

@@ -51,8 +51,7 @@ __device__ bool combine_rows_arrived(const LowLatencyProbe& call, std::uint64_t 
   const std::uint32_t me = lane_id();
   const bool in_row = me < static_cast<std::uint32_t>(group.top_k);
   const TopkSlot topk_slot = make_topk_slot(
-      in_row ? call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] : -1,
-      group.local_experts);
+      in_row ? call.handle.ranks[static_cast<std::size_t>(token) * group.top_k + me] : -1);
   if (topk_slot.rank < 0 || !is_awaited(group, topk_slot.rank)) return true;
   const std::uint64_t said =
       ptx::ld_relaxed_sys_global(combine_notice(group, group.me, epoch, topk_slot.rank));

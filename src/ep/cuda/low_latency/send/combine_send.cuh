@@ -341,12 +341,10 @@ class CombineSender {
     const std::uint32_t givers = min(blocks_.count, kGivers);
     for (auto w = static_cast<std::int32_t>(blocks_.me * blockDim.x + threadIdx.x);
          blocks_.me < givers && w < count; w += static_cast<std::int32_t>(givers * blockDim.x)) {
-      const std::int32_t expert = known_expert(group_, call_.handle.topk[w]);
-      if (expert < 0) continue;
-      ptx::st_relaxed_sys_global(
-          combine_weights(group_, call_.sizes, expert / group_.local_experts, epoch_, group_.me) +
-              w,
-          stamped_weight(call_.weights[w], epoch_));
+      const std::int32_t rank = known_rank(group_, call_.handle.ranks[w]);
+      if (rank < 0) continue;
+      ptx::st_relaxed_sys_global(combine_weights(group_, call_.sizes, rank, epoch_, group_.me) + w,
+                                 stamped_weight(call_.weights[w], epoch_));
     }
   }
 

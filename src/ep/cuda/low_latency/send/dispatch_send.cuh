@@ -42,8 +42,11 @@ __device__ inline std::int64_t given_expert(const LowLatencyDispatchSend& call, 
 
 /// One token as its warps hold it: lane k has top-k slot k.
 struct LowLatencyToken {
-  TopkSlot slot;
+  std::int32_t expert;  ///< -1: none
+  ExpertPlace place;
   float weight;
+  // Set by find_targets.
+  TopkSlot slot;
   std::uint32_t targets;  ///< lanes with `last` whose rank is not masked
 };
 
@@ -67,7 +70,8 @@ __device__ inline std::int32_t checked_expert(const LowLatencyDispatchSend& call
   return twice ? -1 : expert;
 }
 
-/// All warps of a block load the token, so that none has to wait for another.
+/// All warps of a block load the token, so that none has to wait for another. Nothing here needs
+/// the place of the expert, so that the load of it is in flight while the caller numbers rows.
 __device__ inline LowLatencyToken load_token(const LowLatencyDispatchSend& call, std::int32_t token,
                                              bool report) {
   const DeviceGroup& group = call.group;
@@ -80,9 +84,16 @@ __device__ inline LowLatencyToken load_token(const LowLatencyDispatchSend& call,
     given = given_expert(call, i);
     if (call.weights != nullptr) t.weight = call.weights[i];
   }
-  t.slot = make_topk_slot(checked_expert(call, token, given, report), group.local_experts);
+  t.expert = checked_expert(call, token, given, report);
+  if (t.expert >= 0) t.place = group.expert_table.place(t.expert);
   t.targets = 0;
   return t;
+}
+
+/// A warp calls, for a token that it has loaded.
+__device__ inline void find_targets(LowLatencyToken& t, const bool* masked) {
+  t.slot = make_topk_slot(t.place.rank());
+  t.targets = __ballot_sync(kWarp, t.slot.last && !masked[t.slot.rank]);
 }
 
 /// True if index `at` of all tokens is the first mention of its expert by its token.
@@ -100,10 +111,10 @@ __device__ inline std::int64_t earlier_expert(const LowLatencyDispatchSend& call
   return at < min(token, call.tokens) * call.group.top_k ? given_expert(call, at) : -1;
 }
 
-/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k. The `threads`
-/// threads of a block that send rows call, with the earlier_expert() of their number.
+/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k, `of_lane` of lane k.
+/// The `threads` threads of a block that send rows call, with the earlier_expert() of their number.
 __device__ inline void number_rows(const LowLatencyDispatchSend& call, std::int32_t token,
-                                   const TopkSlot& slot, std::uint32_t threads, std::int64_t given,
+                                   std::int32_t of_lane, std::uint32_t threads, std::int64_t given,
                                    std::uint32_t* numbers) {
   const std::int32_t count = min(token, call.tokens) * call.group.top_k;
   std::uint32_t mine = 0;
@@ -113,7 +124,7 @@ __device__ inline void number_rows(const LowLatencyDispatchSend& call, std::int3
     const std::int32_t at = first + static_cast<std::int32_t>(lane_id());
 #pragma unroll 1
     for (std::int32_t k = 0; k < call.group.top_k; ++k) {
-      const std::int32_t expert = __shfl_sync(kWarp, slot.expert, k);
+      const std::int32_t expert = __shfl_sync(kWarp, of_lane, k);
       const std::uint32_t same =
           __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
       if (lane_id() == static_cast<std::uint32_t>(k)) mine += __popc(same);
@@ -136,7 +147,10 @@ class ExpertRowCounts {
 
   __device__ ExpertRowCounts(const LowLatencyDispatchSend& call, std::uint32_t threads,
                              std::uint32_t* counts)
-      : call_(call), threads_(static_cast<std::int32_t>(threads)), counts_(counts) {}
+      : call_(call),
+        threads_(static_cast<std::int32_t>(threads)),
+        counts_(counts),
+        place_(place_of(me())) {}
 
   __device__ void count(std::int32_t from) const {
     const DeviceGroup& group = call_.group;
@@ -157,20 +171,25 @@ class ExpertRowCounts {
     const DeviceGroup& group = call_.group;
 #pragma unroll 1
     for (std::int32_t e = from + me(); e < min(from + kCounted, group.experts); e += threads_) {
-      const std::int32_t rank = e / group.local_experts;
-      if (!masked[rank])
+      const ExpertPlace place = e == me() ? place_ : place_of(e);
+      if (!masked[place.rank()])
         ptx::st_relaxed_sys_global(
-            slot_counts(group, rank, epoch, group.me) + e % group.local_experts,
+            slot_counts(group, place.rank(), epoch, group.me) + place.local(),
             (epoch & 0xffff'ffffu) | std::uint64_t{counts_[e - from]} << 32);
     }
   }
 
  private:
   __device__ static std::int32_t me() { return static_cast<std::int32_t>(threadIdx.x); }
+  __device__ ExpertPlace place_of(std::int32_t expert) const {
+    if (expert >= call_.group.experts) return {};
+    return call_.group.expert_table.place(expert);
+  }
 
   const LowLatencyDispatchSend& call_;
   const std::int32_t threads_;
   std::uint32_t* const counts_;
+  const ExpertPlace place_;  ///< of expert me(), loaded before its rows are counted
 };
 
 __device__ inline const std::uint16_t* row_of(const LowLatencyDispatchSend& call,
@@ -336,11 +355,9 @@ __device__ inline void send_header(const LowLatencyDispatchSend& call, const Low
 #pragma unroll
     for (int k = 0; k < static_cast<int>(detail::kTopkSlotsPerPacket); ++k) {
       const int lane = packet * static_cast<int>(detail::kTopkSlotsPerPacket) + k;
-      const std::int32_t expert = __shfl_sync(kWarp, t.slot.expert, lane % 32);
-      const std::int32_t local = expert - rank * call.group.local_experts;
+      const ExpertPlace place{__shfl_sync(kWarp, t.place.word, lane % 32)};
       number[k] = __shfl_sync(kWarp, mine, lane % 32);
-      experts[k] =
-          lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts ? local : -1;
+      experts[k] = lane < 32 ? place.local_at(rank) : -1;
     }
     if (i < call.group.ranks * packets && !masked[rank])
       store_packet(slot_header(call.group, rank, slot) + packet * detail::kPacketBytes,
@@ -479,13 +496,13 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
   LowLatencyToken t = load_token(call, token, me < 32);
   if (sends_rows) {
     row_barrier(row_threads);
-    number_rows(call, token, t.slot, row_threads, earlier, numbers);
+    number_rows(call, token, t.expert, row_threads, earlier, numbers);
   }
   usable = __syncthreads_and(usable) != 0;
   const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
   if (!usable) return passed;
   while (token < call.tokens) {
-    t.targets = __ballot_sync(kWarp, t.slot.last && !masked[t.slot.rank]);
+    find_targets(t, masked);
     const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
     if (threadIdx.x >= row_threads) {
       send_header(call, t, numbers, epoch, slot, masked);
@@ -494,14 +511,14 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
     } else {
       send_token<kRows>(call, t, row_of(call, token), epoch, slot, token, row_threads);
       if (me < group.top_k)
-        call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.expert;
+        call.handle.ranks[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.rank;
     }
     token += step;
     if (token >= call.tokens) break;
     t = load_token(call, token, me < 32);
     __syncthreads();
     if (sends_rows)
-      number_rows(call, token, t.slot, row_threads, earlier_expert(call, token, me), numbers);
+      number_rows(call, token, t.expert, row_threads, earlier_expert(call, token, me), numbers);
     __syncthreads();
   }
   return passed;

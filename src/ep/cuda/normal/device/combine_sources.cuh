@@ -62,7 +62,7 @@ __device__ TokenCopy<kRows> load_copy(const NormalCombine& params, std::int64_t 
   if constexpr (kRows == AddedRows::of_experts) {
     const auto expert = static_cast<std::int32_t>(params.topk_idx[i]);
     if (expert < 0) return {};
-    return {expert / params.group.local_experts,
+    return {params.group.expert_table.rank_of(expert),
             params.handle.expert_rows[expert] + params.expert_row_indices[i]};
   } else {
     return {params.copies[i]};

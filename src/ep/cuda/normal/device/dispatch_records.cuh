@@ -61,9 +61,11 @@ __device__ void write_records(const NormalDispatch& params, const detail::SideRe
       owner[j] = __shfl_sync(~0u, t.expert, (4 * (vector - from_idx) + j) % 32);
     }
     if (e >= copies * per_record) continue;
-    const std::int32_t rank = copy_rank(copy), base = rank * params.group.local_experts;
+    const ExpertTable& table = params.group.expert_table;
+    const std::int32_t rank = copy_rank(copy), base = table.first_of(rank),
+                       end = table.first_of(rank + 1);
     const auto local = [&](std::int32_t expert) {
-      return expert >= base && expert < base + params.group.local_experts ? expert - base : -1;
+      return expert >= base && expert < end ? expert - base : -1;
     };
     int4 out{};
     if (vector < from_idx) {
@@ -97,7 +99,7 @@ __device__ TopkSlotTarget topk_slot_target(const NormalDispatch& params,
                                            const std::int32_t* expert_rows,
                                            const DispatchToken& t) {
   if (t.expert < 0) return {};
-  const std::int32_t rank = t.expert / params.group.local_experts;
+  const std::int32_t rank = params.group.expert_table.rank_of(t.expert);
   const std::int64_t row = expert_rows[t.expert] + t.copy;
   return {targets.rows[rank] + row * params.row_bytes, targets.records[rank] + row * record.bytes};
 }
@@ -122,7 +124,7 @@ __device__ void write_topk_slot_records(const NormalDispatch& params,
     const float weight = __shfl_sync(~0u, t.weight, lane);
     if (e >= lanes * kVectors || to == nullptr) continue;
     if (vector == 1 ? params.weights == nullptr : !params.write_indices) continue;
-    int4 out{expert % params.group.local_experts, 0, -1, -1};
+    int4 out{params.group.expert_table.place(expert).local(), 0, -1, -1};
     if (vector == 1) out = {__float_as_int(weight), 0, 0, 0};
     if (vector == 2) out = {t.number, 0, 0, 0};
     *reinterpret_cast<int4*>(to + record.topk_idx + vector * 16) = out;
@@ -171,8 +173,8 @@ __device__ void fill_gaps(const NormalDispatch& params, const detail::SideRecord
   std::byte* const records =
       params.group.block[params.group.me] + params.region + layout.records + record.topk_idx;
   const HandleArrays& handle = params.handle;
-  for (std::uint32_t e = threadIdx.x / 32;
-       e < static_cast<std::uint32_t>(params.group.local_experts); e += blockDim.x / 32) {
+  for (std::uint32_t e = threadIdx.x / 32; e < static_cast<std::uint32_t>(params.group.own_experts);
+       e += blockDim.x / 32) {
     const std::int64_t first = handle.expert_first_row[e] + handle.expert_counts[e];
     const std::int64_t count = (handle.expert_first_row[e + 1] - first) * kVectors;
     for (std::int64_t i = lane_id(); i < count; i += 32)

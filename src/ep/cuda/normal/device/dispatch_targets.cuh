@@ -55,10 +55,12 @@ __device__ void place_experts(const NormalDispatch& params, std::uint64_t epoch,
   const auto lane = static_cast<std::int32_t>(lane_id());
   for (auto rank = static_cast<std::int32_t>(threadIdx.x / 32); rank < group.ranks;
        rank += static_cast<std::int32_t>(blockDim.x / 32)) {
+    const std::int32_t first_expert = group.expert_table.first_of(rank),
+                       experts = group.expert_table.count_of(rank);
     std::int64_t block = 0;
-    for (std::int32_t first = 0; first < group.local_experts; first += 32) {
-      const std::int32_t local = first + lane, expert = rank * group.local_experts + local;
-      const bool inside = local < group.local_experts;
+    for (std::int32_t first = 0; first < experts; first += 32) {
+      const std::int32_t local = first + lane, expert = first_expert + local;
+      const bool inside = local < experts;
       std::uint32_t before = 0, tokens = 0;
 #pragma unroll 8
       for (std::int32_t source = 0; source < group.ranks; ++source) {
@@ -88,7 +90,7 @@ __device__ void place_experts(const NormalDispatch& params, std::uint64_t epoch,
     const auto received = static_cast<std::int32_t>(min(block, std::int64_t{kTooManyRows}));
     targets.received[rank] = received;
     if (leader) params.handle.received[rank] = received;
-    if (leader && rank == group.me) params.handle.expert_first_row[group.local_experts] = received;
+    if (leader && rank == group.me) params.handle.expert_first_row[group.own_experts] = received;
   }
 }
 /// The same from a cached handle.
@@ -166,9 +168,8 @@ __device__ void publish_ends(const NormalDispatch& params, std::uint64_t epoch) 
   const std::uint32_t warp = threadIdx.x / 32;
   const bool of_sources = warp == 0;
   if (warp > 1 || (of_sources && kExpertMajor)) return;
-  const std::int32_t count = of_sources ? group.ranks : group.local_experts;
-  const std::int32_t first_expert =
-      group.ranks + (kExpertMajor ? group.me * group.local_experts : 0);
+  const std::int32_t count = of_sources ? group.ranks : group.own_experts;
+  const std::int32_t first_expert = group.ranks + (kExpertMajor ? group.own_first_expert : 0);
   std::int32_t sum = 0;
   for (std::int32_t first = 0; first < count; first += 32) {
     const std::int32_t i = first + static_cast<std::int32_t>(lane_id());
@@ -199,12 +200,12 @@ __device__ void publish_sizes(const NormalDispatch& params, std::uint64_t epoch,
   const DeviceGroup& group = params.group;
   if (params.cached) return;
   auto* const rows = reinterpret_cast<volatile std::int32_t*>(params.sizes + 1);
-  for (std::int32_t e = threadIdx.x; e < group.local_experts; e += blockDim.x) {
+  for (std::int32_t e = threadIdx.x; e < group.own_experts; e += blockDim.x) {
     std::int32_t tokens = 0;
     for (std::int32_t source = 0; source < group.ranks; ++source) {
       const std::int32_t* const counts = counts_of(group, epoch, source);
       tokens += ptx::ld_relaxed_sys_global(counts + group.ranks +
-                                           (kExpertMajor ? group.me * group.local_experts : 0) + e);
+                                           (kExpertMajor ? group.own_first_expert : 0) + e);
     }
     params.handle.expert_counts[e] = tokens;
     if (params.sizes != nullptr) rows[group.ranks + e] = tokens;
@@ -216,9 +217,9 @@ __device__ void publish_sizes(const NormalDispatch& params, std::uint64_t epoch,
     for (auto source = static_cast<std::int32_t>(threadIdx.x / 32); source < group.ranks;
          source += static_cast<std::int32_t>(blockDim.x / 32)) {
       const std::int32_t* const counts =
-          counts_of(group, epoch, source) + group.ranks + group.me * group.local_experts;
+          counts_of(group, epoch, source) + group.ranks + group.own_first_expert;
       std::int32_t rows_of_source = 0;
-      for (auto e = static_cast<std::int32_t>(lane_id()); e < group.local_experts; e += 32)
+      for (auto e = static_cast<std::int32_t>(lane_id()); e < group.own_experts; e += 32)
         rows_of_source += ptx::ld_relaxed_sys_global(counts + e);
       rows_of_source = __reduce_add_sync(~0u, rows_of_source);
       if (lane_id() == 0) rows[source] = rows_of_source;
@@ -246,7 +247,7 @@ __device__ void count_rows(const NormalDispatch& params, std::uint64_t epoch,
   const DeviceGroup& group = params.group;
   if (group.record == nullptr) return;
   OperationCounts& totals = totals_of(group, RecordedOperation::dispatch);
-  for (std::int32_t e = threadIdx.x; e < group.local_experts; e += blockDim.x) {
+  for (std::int32_t e = threadIdx.x; e < group.own_experts; e += blockDim.x) {
     const auto tokens = static_cast<std::uint64_t>(params.handle.expert_counts[e]);
     count_up(&group.record->expert_rows[e], tokens);
     if constexpr (kExpertMajor) count_up(&totals.received, tokens);
@@ -255,7 +256,7 @@ __device__ void count_rows(const NormalDispatch& params, std::uint64_t epoch,
     count_up(&totals.received, static_cast<std::uint64_t>(received));
   const std::int32_t parts = kExpertMajor ? group.experts : group.ranks;
   for (std::int32_t part = threadIdx.x; part < parts; part += blockDim.x) {
-    const std::int32_t rank = kExpertMajor ? part / group.local_experts : part;
+    const std::int32_t rank = kExpertMajor ? group.expert_table.rank_of(part) : part;
     const auto rows = static_cast<std::uint64_t>(kExpertMajor ? params.routing.expert_counts[part]
                                                               : params.routing.rank_counts[part]);
     count_rows_moved(group, epoch, RecordedOperation::dispatch, rows, rows * params.row_bytes);

@@ -62,17 +62,17 @@ struct HandleArrays {
   std::uint64_t* epoch;         ///< of the dispatch that made the layout
   std::int32_t* first_row;      ///< [ranks]: where this rank's rows start at each rank
   std::int32_t* received;       ///< [ranks]: rows that each rank receives from all ranks
-  std::int32_t* expert_counts;  ///< [local_experts]: tokens that this rank received for each expert
-  std::int32_t* expert_ends;    ///< [local_experts]: sums of the aligned counts up to each expert
+  std::int32_t* expert_counts;  ///< [own_experts]: tokens that this rank received for each expert
+  std::int32_t* expert_ends;    ///< [own_experts]: sums of the aligned counts up to each expert
   std::int32_t* source_ends;    ///< [ranks]: rows that this rank received from ranks up to each
   // The next members are set in an expert-major layout.
   std::int32_t* expert_rows;  ///< [experts]: where this rank's rows start, at the expert's rank
-  /// [local_experts + 1]: this rank's blocks of experts, and the end.
+  /// [own_experts + 1]: this rank's blocks of experts, and the end.
   std::int32_t* expert_first_row;
 };
 
 /// The sizes of a dispatch, for the host that waits for them; in host memory. Followed by int32
-/// rows of each source [ranks] and tokens of each local expert [local_experts].
+/// rows of each source [ranks] and tokens of each expert of this rank [own_experts].
 struct SizesMessage {
   volatile std::uint64_t sequence;  ///< the number of the call, written last
   volatile std::int64_t received;
@@ -89,7 +89,7 @@ struct NormalRoute {
   std::uint8_t* is_token_in_rank;             ///< [tokens, ranks]: 0 or 1
   std::int32_t *rank_counts, *expert_counts;  ///< [ranks], [experts]
   std::int32_t* node_counts;                  ///< [1], with out.node_counts
-  Divisor by_top_k, by_local_experts;         ///< set by the launcher
+  Divisor by_top_k;                           ///< set by the launcher
 };
 
 /// number_topk_slots.cu

@@ -16,6 +16,16 @@
 
 namespace shoal::ep::cuda {
 
+/// Number `i` of the counts of experts for rank `to`: its own experts, or all. The counts of ranks
+/// with fewer experts than others end with zeros.
+template <bool kAllExperts>
+__device__ std::int32_t count_for(const DeviceGroup& group, std::int32_t to,
+                                  const std::int32_t* expert_counts, std::int32_t i) {
+  if constexpr (kAllExperts) return expert_counts[i];
+  return i < group.expert_table.count_of(to) ? expert_counts[group.expert_table.first_of(to) + i]
+                                             : 0;
+}
+
 /// Writes the notice, and the counts where given, to every rank, then raises `entered` there. A
 /// rank gets the counts of its own experts, or with kAllExperts of all. The whole block calls.
 template <bool kAllExperts = false>
@@ -34,7 +44,7 @@ __device__ void publish_notice(const DeviceGroup& group, std::uint64_t epoch,
     else if (w < kWords + group.ranks)
       value = rank_counts[w - kWords];
     else
-      value = expert_counts[(kAllExperts ? 0 : to * expert_words) + w - kWords - group.ranks];
+      value = count_for<kAllExperts>(group, to, expert_counts, w - kWords - group.ranks);
     reinterpret_cast<std::int32_t*>(notice_at(group, to, epoch, group.me))[w] = value;
   }
   __syncthreads();

@@ -287,7 +287,7 @@ class Combine {
     const std::int64_t i = static_cast<std::int64_t>(token) * params_.copies_per_token + lane;
     if (params_.expert_major != 0) {
       const auto expert = static_cast<std::int32_t>(params_.topk_idx[i]);
-      const std::int32_t rank = expert < 0 ? -1 : expert / params_.group.local_experts;
+      const std::int32_t rank = params_.group.expert_table.rank_or_none(expert);
       return rank >= 0 && all_.grid.here(rank)
                  ? pack_copy(rank,
                              params_.handle.expert_rows[expert] + params_.expert_row_indices[i])

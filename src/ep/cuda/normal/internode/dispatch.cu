@@ -153,7 +153,8 @@ class Dispatch {
   __device__ void place_rail_tokens() {
     const DeviceGroup& group = params_.group;
     const NodeGrid& grid = all_.grid;
-    const std::int32_t here = targets_here(), first_here = grid.mine * here;
+    const std::int32_t here = targets_here(),
+                       first_here = kExpertMajor ? grid.first_expert : grid.first_here();
     const std::int32_t offset = kExpertMajor ? group.ranks : 0;
     for (std::int32_t i = threadIdx.x; i < grid.nodes * here; i += blockDim.x) {
       const std::int32_t peer = grid.peer(i / here), target = first_here + i % here;
@@ -168,7 +169,7 @@ class Dispatch {
     }
   }
   __device__ std::int32_t targets_here() const {
-    return kExpertMajor ? all_.grid.size * params_.group.local_experts : all_.grid.size;
+    return kExpertMajor ? all_.grid.experts : all_.grid.size;
   }
 
   __device__ RailWork next() const {
@@ -260,9 +261,9 @@ class Dispatch {
     const std::int32_t* const first = rail_rows_ + node * targets_here();
     if constexpr (kExpertMajor) {
       if (t.expert < 0) return kNoCopy;
-      const std::int32_t rank = t.expert / params_.group.local_experts;
+      const std::int32_t rank = params_.group.expert_table.rank_of(t.expert);
       if (!grid.here(rank)) return kNoCopy;
-      return pack_copy(rank, first[t.expert - grid.mine * targets_here()] + t.copy);
+      return pack_copy(rank, first[t.expert - grid.first_expert] + t.copy);
     } else {
       const std::int32_t rank = t.copy == kNoCopy ? -1 : copy_rank(t.copy);
       const bool here = rank >= 0 && grid.here(rank);
@@ -312,7 +313,7 @@ class Dispatch {
   __device__ std::int32_t local_rows(const DispatchToken& t) const {
     const NodeGrid& grid = all_.grid;
     if constexpr (kExpertMajor) {
-      const std::int32_t rank = t.expert < 0 ? -1 : t.expert / params_.group.local_experts;
+      const std::int32_t rank = params_.group.expert_table.rank_or_none(t.expert);
       return rank >= 0 && grid.here(rank) ? pack_copy(rank, expert_rows_[t.expert] + t.copy)
                                           : kNoCopy;
     } else {

@@ -18,6 +18,15 @@ std::int64_t tokens_of(const detail::Shape& shape) {
   return std::max(shape.max_tokens, shape.low_latency_max_tokens);
 }
 
+/// The most experts of any node. Its ranks follow each other.
+std::int32_t most_experts_of_node(const detail::Shape& shape, std::int32_t nodes) {
+  const std::int32_t size = shape.ranks / nodes;
+  std::int32_t most = 0;
+  for (std::int32_t first = 0; first < shape.ranks; first += size)
+    most = std::max(most, shape.first_expert(first + size) - shape.first_expert(first));
+  return most;
+}
+
 }  // namespace
 
 Internode::Internode(CudaGroup& group, const detail::Nodes& nodes, std::size_t start)
@@ -31,6 +40,8 @@ Internode::Internode(CudaGroup& group, const detail::Nodes& nodes, std::size_t s
   grid_.size = nodes.size;
   grid_.mine = nodes.mine;
   grid_.rail = nodes.rail;
+  grid_.first_expert = shape_.first_expert(nodes.mine * nodes.size);
+  grid_.experts = shape_.first_expert((nodes.mine + 1) * nodes.size) - grid_.first_expert;
   for (std::int32_t rank = 0; rank < shape_.ranks; ++rank)
     grid_.pes[rank] = group.state.world_pe(rank);
 }
@@ -40,10 +51,12 @@ std::optional<std::string> Internode::why_not(const detail::Shape& shape,
   for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
     if (nodes.node_of[static_cast<std::size_t>(rank)] != rank / nodes.size)
       return "kernels of normal mode need the ranks of a node to follow each other in the team";
-  if (internode_table_bytes(shape, true) > kMaxInternodeTable)
+  if (internode_table_bytes(shape, nodes.count, true) > kMaxInternodeTable)
     return fmt::format(
-        "kernels of normal mode between nodes serve {} experts at most; this group has {}",
-        kMaxInternodeTable / 8, shape.experts);
+        "kernels of normal mode between nodes have {} bytes for the rows of experts; {} experts, of "
+        "which one node holds {}, need {}",
+        kMaxInternodeTable, shape.experts, most_experts_of_node(shape, nodes.count),
+        internode_table_bytes(shape, nodes.count, true));
   if (shape.max_received() >= kMaxDeviceTokens)
     return fmt::format(
         "kernels of normal mode between nodes count {} rows of a result at most; "
@@ -59,6 +72,14 @@ void Internode::open(NetworkPath path) {
   check(cudaMemsetAsync(group_.device.block[group_.state.me] + grid_.layout.start, 0,
                         grid_.layout.control_end - grid_.layout.start, group_.stream),
         "rails of an ep::Group");
+  const std::vector<std::int32_t> words = expert_table_words(*shape_.partition, grid_.size);
+  const std::size_t bytes = words.size() * sizeof(std::int32_t);
+  node_words_ = group_.resources->allocate(bytes, group_.stream, group_.resources);
+  check(cudaMemcpyAsync(node_words_.get(), words.data(), bytes, cudaMemcpyHostToDevice,
+                        group_.stream),
+        "experts of an ep::Group");
+  node_table_ =
+      ExpertTable::at(static_cast<const std::int32_t*>(node_words_.get()), shape_.experts);
   check(cudaStreamSynchronize(group_.stream), "rails of an ep::Group");
   grid_.rails = static_cast<RailState*>(rails_.get());
   grid_.tiles = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(rails_.get()) + rails);
@@ -97,7 +118,7 @@ RailHandle Internode::handle_arrays(detail::ArrayCursor& cursor) const {
 void Internode::route(NormalRoute params, const NodeRouting& routing, cudaStream_t on) const {
   // A node is to this kernel a rank with the experts of all its ranks.
   params.group.ranks = grid_.nodes;
-  params.group.local_experts *= grid_.size;
+  params.group.expert_table = node_table_;
   params.copies_per_token = routing.copies_per_token;
   params.out.copies = routing.copies;
   params.out.rank_counts = routing.counts;
@@ -118,8 +139,11 @@ NormalPlan Internode::plan(std::int32_t wished, std::int32_t most,
   return plan;
 }
 
-std::uint32_t internode_table_bytes(const detail::Shape& shape, bool expert_major) {
-  return static_cast<std::uint32_t>(expert_major ? 2 * shape.experts : shape.ranks) *
+std::uint32_t internode_table_bytes(const detail::Shape& shape, std::int32_t nodes,
+                                    bool expert_major) {
+  return static_cast<std::uint32_t>(expert_major
+                                        ? shape.experts + nodes * most_experts_of_node(shape, nodes)
+                                        : shape.ranks) *
          static_cast<std::uint32_t>(sizeof(std::int32_t));
 }
 

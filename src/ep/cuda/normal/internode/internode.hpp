@@ -44,10 +44,14 @@ class Internode {
   detail::Shape shape_;
   NodeGrid grid_{};
   std::shared_ptr<void> rails_;
+  std::shared_ptr<void> node_words_;
+  ExpertTable node_table_{};  ///< the node of each expert, as if it were a rank
 };
 
-/// Bytes of shared memory that a dispatch needs for the rows of all ranks or experts.
-std::uint32_t internode_table_bytes(const detail::Shape& shape, bool expert_major);
+/// Bytes of shared memory that a dispatch needs for the rows of all ranks, or of all experts and of
+/// those of this node for each node. Equal on all ranks.
+std::uint32_t internode_table_bytes(const detail::Shape& shape, std::int32_t nodes,
+                                    bool expert_major);
 /// Most bytes of the table of experts that fit next to the kernel's own shared memory.
 inline constexpr std::uint32_t kMaxInternodeTable = 40 << 10;
 

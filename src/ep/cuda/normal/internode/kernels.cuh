@@ -39,7 +39,8 @@ struct NodeGrid {
   RailState* rails;      ///< [nodes]
   std::uint32_t* tiles;  ///< combine: tiles of tokens that blocks have taken; 0 between launches
   std::int32_t nodes, size, mine, rail;
-  std::int32_t pes[kMaxDeviceRanks];  ///< by rank: its PE in the world
+  std::int32_t first_expert, experts;  ///< those of this node
+  std::int32_t pes[kMaxDeviceRanks];   ///< by rank: its PE in the world
 
   SHOAL_HOST_DEVICE std::int32_t peer(std::int32_t node) const { return node * size + rail; }
   SHOAL_HOST_DEVICE bool here(std::int32_t rank) const { return rank / size == mine; }

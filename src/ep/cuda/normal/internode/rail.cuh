@@ -198,7 +198,7 @@ __device__ void publish_to_nodes(const Rail& rail, std::uint64_t epoch, Phase ph
     else if (w < kWords + group.ranks)
       value = rank_counts[w - kWords];
     else
-      value = expert_counts[(kAllExperts ? 0 : to * expert_words) + w - kWords - group.ranks];
+      value = count_for<kAllExperts>(group, to, expert_counts, w - kWords - group.ranks);
     std::byte* const at = grid.here(to) ? notice_at(group, to, epoch, group.me) : copy_for(to);
     reinterpret_cast<std::int32_t*>(at)[w] = value;
   }
