@@ -58,8 +58,10 @@ shoal_status release(const char* call, const char* name, T* result, const T& emp
 /// Sizes of a group that results state in C; in C++ they are the sizes of vectors.
 struct Counts {
   explicit Counts(const ep::Group& group)
-      : ranks(group.team().size()), local_experts(group.local_experts()) {}
-  std::int32_t ranks, local_experts;
+      : ranks(group.team().size()),
+        experts(group.options().experts),
+        local_experts(group.local_experts()) {}
+  std::int32_t ranks, experts, local_experts;
 };
 
 }  // namespace shoal::capi

@@ -16,11 +16,18 @@ ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* 
   require(c.timeout_ms <= kMostMs && c.timeout_ms >= -kMostMs, Code::invalid_argument,
           "SHOAL-N881: {}: shoal_ep_group_options.timeout_ms is {}; allowed: up to {}", call,
           c.timeout_ms, kMostMs);
+  require(
+      c.first_experts >= 0 && (c.first_experts == 0 || c.first_expert != nullptr),
+      Code::invalid_argument,
+      "SHOAL-N881: {}: shoal_ep_group_options.first_experts is {} and first_expert {}; allowed: "
+      "0, or as many numbers as first_expert has",
+      call, c.first_experts, c.first_expert == nullptr ? "NULL" : "an array");
   return {
       .max_tokens = c.max_tokens,
       .hidden = c.hidden,
       .top_k = c.top_k,
       .experts = c.experts,
+      .first_expert = std::vector(c.first_expert, c.first_expert + c.first_experts),
       .dtype = enumeration(c.dtype, DataType::float64, call, "shoal_ep_group_options.dtype"),
       .max_scales = c.max_scales,
       .live_results = c.live_results,
@@ -37,6 +44,14 @@ ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* 
 
 DeviceKind heap_kind(std::int32_t heap, const char* call) {
   return enumeration(heap, DeviceKind::cuda, call, "heap");
+}
+
+std::int32_t first_expert_of(const ep::Group& group, std::int32_t rank, const char* call) {
+  const std::vector<std::int32_t>& first = group.first_expert();
+  const auto ranks = static_cast<std::int32_t>(first.size()) - 1;
+  require(rank >= 0 && rank <= ranks, Code::invalid_argument,
+          "SHOAL-N881: {}: rank is {}; allowed: 0 to {}", call, rank, ranks);
+  return first[static_cast<std::size_t>(rank)];
 }
 
 shoal_ep_statistics statistics_of(const ep::Statistics& s) {
@@ -127,6 +142,23 @@ shoal_status shoal_ep_group_local_experts(const shoal_ep_group* group, int32_t* 
   const char* call = "shoal_ep_group_local_experts";
   return guarded([&] {
     required(local_experts, call, "local_experts") = group_of(group, call).local_experts();
+  });
+}
+
+shoal_status shoal_ep_group_max_local_experts(const shoal_ep_group* group,
+                                              int32_t* max_local_experts) {
+  const char* call = "shoal_ep_group_max_local_experts";
+  return guarded([&] {
+    required(max_local_experts, call, "max_local_experts") =
+        group_of(group, call).max_local_experts();
+  });
+}
+
+shoal_status shoal_ep_group_first_expert(const shoal_ep_group* group, int32_t rank,
+                                         int32_t* expert) {
+  const char* call = "shoal_ep_group_first_expert";
+  return guarded([&] {
+    required(expert, call, "expert") = first_expert_of(group_of(group, call), rank, call);
   });
 }
 

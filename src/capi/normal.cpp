@@ -54,7 +54,7 @@ void fill_routing(shoal_ep_routing* out, ep::Routing&& result, const Counts& cou
   c.topk_idx = tensor_of(routing.topk_idx);
   c.tokens = routing.tokens();
   c.ranks = counts.ranks;
-  c.experts = counts.ranks * counts.local_experts;
+  c.experts = counts.experts;
   if (const auto& here = routing.counts) {
     c.tokens_per_rank = data_of(here->tokens_per_rank);
     c.tokens_per_expert = data_of(here->tokens_per_expert);

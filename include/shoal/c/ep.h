@@ -37,8 +37,16 @@ SHOAL_API shoal_status shoal_ep_group_close(shoal_ep_group* group);
 /// Frees the handle. A group that is still open is closed first, which is collective, unless the
 /// group or its world has failed.
 SHOAL_API shoal_status shoal_ep_group_destroy(shoal_ep_group* group);
+/// The experts on this rank.
 SHOAL_API shoal_status shoal_ep_group_local_experts(const shoal_ep_group* group,
                                                     int32_t* local_experts);
+/// The most experts on any rank: the first dimension of low-latency results.
+SHOAL_API shoal_status shoal_ep_group_max_local_experts(const shoal_ep_group* group,
+                                                        int32_t* max_local_experts);
+/// Rank `rank` holds the experts from *expert up to that of the next rank. With the number of ranks
+/// as `rank`, the number of experts.
+SHOAL_API shoal_status shoal_ep_group_first_expert(const shoal_ep_group* group, int32_t rank,
+                                                   int32_t* expert);
 /// *stream: the cudaStream_t of the group; NULL on the host.
 SHOAL_API shoal_status shoal_ep_group_stream(const shoal_ep_group* group, void** stream);
 SHOAL_API shoal_status shoal_ep_group_statistics(const shoal_ep_group* group,

@@ -31,10 +31,30 @@ typedef struct shoal_ep_group_options {
   int32_t combine_staging;
   int64_t chunk_bytes;
   int32_t chunks_in_flight;
-  int32_t reserved;  ///< 0
+  int32_t reserved;             ///< 0
+  const int32_t* first_expert;  ///< [first_experts]; not read after the call
+  int64_t first_experts;        ///< 0, the number of ranks, or one more
 } shoal_ep_group_options;
 #define SHOAL_EP_GROUP_OPTIONS_INIT \
-  {sizeof(shoal_ep_group_options), 0, 0, 0, 0, SHOAL_BFLOAT16, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}
+  {sizeof(shoal_ep_group_options),  \
+   0,                               \
+   0,                               \
+   0,                               \
+   0,                               \
+   SHOAL_BFLOAT16,                  \
+   2,                               \
+   0,                               \
+   0,                               \
+   0,                               \
+   0,                               \
+   0,                               \
+   0,                               \
+   1,                               \
+   0,                               \
+   0,                               \
+   0,                               \
+   NULL,                            \
+   0}
 
 /// CUDA stream and events for a call of a group in GPU memory (ep::Launch).
 typedef struct shoal_ep_launch {

@@ -21,6 +21,8 @@ inline shoal_ep_group_options c_options(const EpCase& c) {
   options.hidden = c.hidden;
   options.top_k = c.top_k;
   options.experts = c.experts;
+  options.first_expert = c.first_expert.data();
+  options.first_experts = static_cast<int64_t>(c.first_expert.size());
   return options;
 }
 

@@ -29,6 +29,7 @@ void check_rows(const EpCase& c, const ExpectedDispatch& wanted, const shoal_ten
 /// Bytes of numbers behind a pointer of a result.
 template <typename T>
 void expect_numbers(const char* what, const T* got, const std::vector<T>& wanted) {
+  if (wanted.empty()) return;  // of a rank without experts
   ASSERT_NE(got, nullptr) << what;
   expect_same(what, got, wanted.data(), wanted.size() * sizeof(T), sizeof(T));
 }
@@ -51,9 +52,8 @@ TEST(CApiEp, RoutingSaysWhereTokensGo) {
         int32_t inside = -1;
         ok(shoal_ep_is_token_in_rank(&routing, t, rank, &inside));
         const auto first = topk_idx.begin() + t * c.top_k;
-        const bool wanted = std::any_of(first, first + c.top_k, [&](auto e) {
-          return e >= 0 && e / c.local_experts() == rank;
-        });
+        const bool wanted = std::any_of(first, first + c.top_k,
+                                        [&](auto e) { return e >= 0 && c.rank_of(e) == rank; });
         EXPECT_EQ(inside, wanted ? 1 : 0);
         per_rank[rank] += inside;
       }
@@ -66,8 +66,7 @@ TEST(CApiEp, RoutingSaysWhereTokensGo) {
   });
 }
 
-TEST(CApiEp, NormalModeMatchesTheReference) {
-  const EpCase c = small_case();
+void match_reference(const EpCase& c) {
   run_case(c, [&](GroupRank& pe) {
     shoal_ep_dispatch_options options = SHOAL_EP_DISPATCH_OPTIONS_INIT;
     options.weights = &pe.weights;
@@ -77,7 +76,7 @@ TEST(CApiEp, NormalModeMatchesTheReference) {
     const auto rows = static_cast<std::int64_t>(wanted.source_token.size());
     EXPECT_EQ(got.rows, rows);
     EXPECT_EQ(got.ranks, c.ranks);
-    EXPECT_EQ(got.local_experts, c.local_experts());
+    EXPECT_EQ(got.local_experts, c.experts_of(pe.me));
     check_rows(c, wanted, got.x);
     expect_same("source_token", got.source_token.data, wanted.source_token.data(), rows * 4, 4);
     expect_same("topk_idx", got.topk_idx.data, wanted.topk_idx.data(), rows * c.top_k * 8, 8);
@@ -122,6 +121,18 @@ TEST(CApiEp, NormalModeMatchesTheReference) {
     ok(shoal_ep_dispatched_release(&got));
     ok(shoal_ep_group_close(pe.group));
   });
+}
+
+TEST(CApiEp, NormalModeMatchesTheReference) {
+  match_reference(small_case());
+}
+
+TEST(CApiEp, NormalModeMatchesTheReferenceWithUnevenExperts) {
+  EpCase c = small_case();
+  c.experts = 7;
+  match_reference(c);
+  c.first_expert = {0, 5, 5, 7};
+  match_reference(c);
 }
 
 TEST(CApiEp, ExpandedLayoutMatchesTheReference) {
@@ -345,9 +356,17 @@ TEST(CApiEp, StatisticsWarmupAndSynchronize) {
     ok(shoal_ep_routing_release(&routing));
     EXPECT_GT(statistics.dispatch_ns, 0);
     EXPECT_EQ(statistics.low_latency_combine_ns, 0);
-    int32_t local_experts = 0;
+    int32_t local_experts = 0, first = -1;
     ok(shoal_ep_group_local_experts(pe.group, &local_experts));
     EXPECT_EQ(local_experts, c.local_experts());
+    ok(shoal_ep_group_max_local_experts(pe.group, &local_experts));
+    EXPECT_EQ(local_experts, c.local_experts());
+    for (int32_t rank = 0; rank <= c.ranks; ++rank) {
+      ok(shoal_ep_group_first_expert(pe.group, rank, &first));
+      EXPECT_EQ(first, c.first_of(rank));
+    }
+    expect_failure(shoal_ep_group_first_expert(pe.group, c.ranks + 1, &first),
+                   SHOAL_INVALID_ARGUMENT, "allowed: 0 to 3");
     void* stream = &statistics;
     ok(shoal_ep_group_stream(pe.group, &stream));
     EXPECT_EQ(stream, nullptr);
@@ -438,9 +457,15 @@ TEST(CApiEp, GroupsSayWhatIsWrongWithTheirOptions) {
     shoal_team* team = nullptr;
     ok(shoal_world_team(world, SHOAL_TEAM_WORLD, &team));
     shoal_ep_group_options options = c_options(c);
-    options.experts = 10;
     shoal_ep_group* group = nullptr;
-    expect_failure(shoal_ep_group_create(team, &options, &group), SHOAL_INVALID_ARGUMENT, "10");
+    const int32_t first[] = {0, 5, 4};
+    options.first_expert = first;
+    options.first_experts = 3;
+    expect_failure(shoal_ep_group_create(team, &options, &group), SHOAL_INVALID_ARGUMENT,
+                   "first_expert[2] is 4; allowed: 5 to 9");
+    options.first_expert = nullptr;
+    expect_failure(shoal_ep_group_create(team, &options, &group), SHOAL_INVALID_ARGUMENT,
+                   "first_experts is 3 and first_expert NULL");
     // Options that must be equal name themselves when they differ: so every one of them arrives.
     const auto differs = [&](const char* name, auto change) {
       options = c_options(c);
@@ -451,6 +476,11 @@ TEST(CApiEp, GroupsSayWhatIsWrongWithTheirOptions) {
     differs("hidden", [](auto& o) { o.hidden += 128; });
     differs("top_k", [](auto& o) { --o.top_k; });
     differs("experts", [](auto& o) { o.experts *= 2; });
+    differs("first_expert[1]", [](auto& o) {
+      static const int32_t other[] = {0, 4, 6};
+      o.first_expert = other;
+      o.first_experts = 3;
+    });
     differs("dtype", [](auto& o) { o.dtype = SHOAL_FLOAT32; });
     differs("max_scales", [](auto& o) { o.max_scales = 3; });
     differs("live_results", [](auto& o) { ++o.live_results; });

@@ -38,8 +38,7 @@ shoal_ep_low_latency_received receive(GroupRank& pe,
   return got;
 }
 
-TEST(CApiLowLatency, MatchesTheReference) {
-  const EpCase c = small_case();
+void match_reference(const EpCase& c) {
   run_case(c, [&](GroupRank& pe) {
     for (const int32_t reduction : {SHOAL_PER_RANK, SHOAL_EXACT})
       for (const int32_t zero_copy : {0, 1}) {
@@ -73,6 +72,18 @@ TEST(CApiLowLatency, MatchesTheReference) {
         ok(shoal_ep_low_latency_received_release(&got));
       }
   });
+}
+
+TEST(CApiLowLatency, MatchesTheReference) {
+  match_reference(small_case());
+}
+
+TEST(CApiLowLatency, MatchesTheReferenceWithUnevenExperts) {
+  EpCase c = small_case();
+  c.experts = 7;
+  match_reference(c);
+  c.first_expert = {0, 5, 5};
+  match_reference(c);
 }
 
 TEST(CApiLowLatency, OptionsReachTheLibrary) {

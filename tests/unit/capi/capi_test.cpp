@@ -291,7 +291,7 @@ TEST(CApiStructs, ANewerStructIsTakenWhereItAsksForNothingNew) {
   shoal_ep_sizes sizes = SHOAL_EP_SIZES_INIT;
   expect_failure(
       shoal_ep_size_hint(&newer.known, 4, SHOAL_HOST, &sizes), SHOAL_INVALID_ARGUMENT,
-      "shoal_ep_group_options has 112 bytes, and byte 111 is not zero; this library knows the first 96");
+      "shoal_ep_group_options has 128 bytes, and byte 127 is not zero; this library knows the first 112");
 }
 
 TEST(CApiStructs, SizesThatNoHeaderHadAreRefused) {

@@ -33,7 +33,7 @@ EXPECT_MEMBER(shoal_tensor, rank, 76, int32_t);
 EXPECT_MEMBER(shoal_tensor, device, 80, int32_t);
 EXPECT_MEMBER(shoal_tensor, device_index, 84, int32_t);
 
-EXPECT_STRUCT(shoal_ep_group_options, 96);
+EXPECT_STRUCT(shoal_ep_group_options, 112);
 EXPECT_MEMBER(shoal_ep_group_options, size, 0, size_t);
 EXPECT_MEMBER(shoal_ep_group_options, max_tokens, 8, int64_t);
 EXPECT_MEMBER(shoal_ep_group_options, hidden, 16, int64_t);
@@ -51,6 +51,8 @@ EXPECT_MEMBER(shoal_ep_group_options, combine_staging, 76, int32_t);
 EXPECT_MEMBER(shoal_ep_group_options, chunk_bytes, 80, int64_t);
 EXPECT_MEMBER(shoal_ep_group_options, chunks_in_flight, 88, int32_t);
 EXPECT_MEMBER(shoal_ep_group_options, reserved, 92, int32_t);
+EXPECT_MEMBER(shoal_ep_group_options, first_expert, 96, const int32_t*);
+EXPECT_MEMBER(shoal_ep_group_options, first_experts, 104, int64_t);
 
 EXPECT_STRUCT(shoal_ep_launch, 40);
 EXPECT_MEMBER(shoal_ep_launch, size, 0, size_t);
