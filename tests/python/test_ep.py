@@ -260,7 +260,9 @@ def test_bad_arguments_leave_the_group_usable(settings):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"experts": 7}, ValueError, "divisible by the 4 ranks"),
+        ({"first_expert": [0, 3]}, ValueError, "first_expert has 2 numbers; allowed: none, 4"),
+        ({"first_expert": [0, 3, 2, 6]}, ValueError, r"first_expert\[2\] is 2; allowed: 3 to 8"),
+        ({"first_expert": 3}, ValueError, "first_expert"),
         ({"hiden": 64}, TypeError, 'no option "hiden"; there are hidden, top_k'),
         ({"top_k": "three"}, ValueError, "top_k='three' has the wrong type"),
         ({"max_tokens": 1 << 22}, shoal.ExhaustedError, "SHOAL_SYMMETRIC_SIZE"),

@@ -88,12 +88,14 @@ nb::object gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int
 void bind_gate(nb::module_& module) {
   module.def(
       "size_hint", &size_hint, nb::arg("ranks"), nb::arg("options"),
-      nb::sig("def size_hint(ranks: int, *, heap: str = 'host', nodes: int = 1, hidden: int, top_k:"
-              " int, experts: int, max_tokens: int = 0, dtype: shoal.typing.DType = 'bfloat16', "
-              "max_scales: int = 0, live_results: int = 2, low_latency_max_tokens: int = 0, "
-              "preinitialize: bool = False, mask_failed: bool = False, timeout: float | "
-              "datetime.timedelta = 0.0, threads: int = 0, combine_staging: bool = True, "
-              "chunk_bytes: int = 0, chunks_in_flight: int = 0) -> dict[str, int]"),
+      nb::sig(
+          "def size_hint(ranks: int, *, heap: str = 'host', nodes: int = 1, hidden: int, top_k:"
+          " int, experts: int, first_expert: collections.abc.Sequence[int] | None = None, max_tokens: int "
+          "= 0, dtype: shoal.typing.DType = 'bfloat16', "
+          "max_scales: int = 0, live_results: int = 2, low_latency_max_tokens: int = 0, "
+          "preinitialize: bool = False, mask_failed: bool = False, timeout: float | "
+          "datetime.timedelta = 0.0, threads: int = 0, combine_staging: bool = True, "
+          "chunk_bytes: int = 0, chunks_in_flight: int = 0) -> dict[str, int]"),
       "Bytes of the heap that a group of `ranks` ranks with Group's options takes on each of "
       "them: control, normal, low_latency and total."_doc);
   module.def("low_latency_size_hint", &low_latency_size_hint, nb::arg("max_tokens"),

@@ -109,14 +109,16 @@ void bind_lifetime(nb::class_<Group>& group) {
           "__init__", &construct, nb::arg("team").none(), nb::arg("options"),
           nb::sig(
               "def __init__(self, team: shoal._core.Team, *, hidden: int, top_k: int, experts: int, "
-              "max_tokens: int = 0, dtype: shoal.typing.DType = 'bfloat16', max_scales: int = 0, "
+              "first_expert: collections.abc.Sequence[int] | None = None, max_tokens: int = 0, dtype: shoal.typing.DType = 'bfloat16', max_scales: int = 0, "
               "live_results: int = 2, low_latency_max_tokens: int = 0, preinitialize: bool = False, "
               "mask_failed: bool = False, timeout: float | datetime.timedelta = 0.0, threads: int = "
               "0, combine_staging: bool = True, chunk_bytes: int = 0, chunks_in_flight: int = 0) -> "
               "None"),
           "Collective over the team.\n\n"
           "hidden: channels of a row. top_k: experts per token, 1 to 32. experts: of all ranks "
-          "together, a multiple of the number of ranks.\n"
+          "together; each rank holds experts // ranks consecutive ones, the first experts % ranks "
+          "one more. first_expert: the first expert of each rank, if they are spread otherwise; "
+          "two equal numbers are a rank without experts.\n"
           "max_tokens: the most tokens per rank and call in normal mode; 0: no normal mode. "
           "low_latency_max_tokens: the same for low-latency mode.\n"
           "dtype: the widest rows of normal mode. max_scales: the most scales per row; 0: one per "
@@ -161,11 +163,18 @@ void bind_properties(nb::class_<Group>& group) {
           "team", [](const Group& self) { return self.group.team(); }, "The group's team."_doc)
       .def_prop_ro(
           "options", [](const Group& self) { return to_dict(self.group.options()); },
-          nb::sig("def options(self) -> dict[str, int | float | str]"),
+          nb::sig("def options(self) -> dict[str, int | float | str | list[int]]"),
           "The options as a dict."_doc)
       .def_prop_ro(
           "local_experts", [](const Group& self) { return self.group.local_experts(); },
-          "Experts per rank."_doc)
+          "Experts on this rank."_doc)
+      .def_prop_ro(
+          "max_local_experts", [](const Group& self) { return self.group.max_local_experts(); },
+          "The most experts of any rank: the first dimension of low-latency results."_doc)
+      .def_prop_ro(
+          "first_expert", [](const Group& self) { return self.group.first_expert(); },
+          nb::sig("def first_expert(self) -> list[int]"),
+          "[ranks + 1]: rank r holds the experts from element r up to element r + 1."_doc)
       .def("__repr__", &describe)
       .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, float]"),
            "Calls, rows and seconds since the group was created, by name."_doc)
@@ -212,7 +221,8 @@ void bind_group(nb::module_& module) {
       "    group = shoal.ep.Group(world.team, hidden=7168, top_k=8, experts=256, max_tokens=4096)\n"
       "    received = ep::detail::dispatch(group, x, group.route(topk_idx), weights=topk_weights)\n"
       "    combined = group.combine(expert_output, received.handle)\n\n"
-      "Expert e lives on rank e // (experts / ranks). Every rank makes the same calls in the same "
+      "Rank r holds the experts from first_expert[r] up to first_expert[r + 1]; evenly spread, "
+      "expert e lives on rank e // (experts / ranks). Every rank makes the same calls in the same "
       "order. Arrays lie where the world's heap lies: NumPy arrays and CPU tensors on the host, "
       "CUDA tensors in GPU memory."_doc);
   bind_lifetime(group);

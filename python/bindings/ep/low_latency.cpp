@@ -197,23 +197,23 @@ void bind_received(nb::module_& module) {
              return fmt::format("shoal.ep.LowLatencyReceived(x {}, counts {})",
                                 summary_of(self.result().x), summary_of(self.result().counts));
            })
-      .def_prop_ro("x", &Received::array<&ep::LowLatencyReceived::x>,
-                   nb::sig("def x(self) -> A_co"),
-                   "float8_e4m3 or bfloat16 [local experts, ranks * max tokens, hidden]; the first "
-                   "counts[e] rows of expert e are valid."_doc)
+      .def_prop_ro(
+          "x", &Received::array<&ep::LowLatencyReceived::x>, nb::sig("def x(self) -> A_co"),
+          "float8_e4m3 or bfloat16 [max_local_experts, ranks * max tokens, hidden]; the first "
+          "counts[e] rows of expert e are valid."_doc)
       .def_prop_ro(
           "scales", &Received::array<&ep::LowLatencyReceived::scales>,
           nb::sig("def scales(self) -> A_co | None"),
-          "float32 [local experts, rows, ceil(hidden / 128)], or int32 [.., .., ceil(hidden / 512)] "
+          "float32 [max_local_experts, rows, ceil(hidden / 128)], or int32 [.., .., ceil(hidden / 512)] "
           "of packed UE8M0; the row index runs fastest in memory. None for bfloat16."_doc)
       .def_prop_ro("counts", &Received::array<&ep::LowLatencyReceived::counts>,
-                   nb::sig("def counts(self) -> A_co"), "int32 [local experts]."_doc)
+                   nb::sig("def counts(self) -> A_co"), "int32 [max_local_experts]."_doc)
       .def_prop_ro("source_token", &Received::array<&ep::LowLatencyReceived::source_token>,
                    nb::sig("def source_token(self) -> A_co"),
-                   "int32 [local experts, rows]: index of the token at its source."_doc)
+                   "int32 [max_local_experts, rows]: index of the token at its source."_doc)
       .def_prop_ro("layout", &Received::array<&ep::LowLatencyReceived::layout>,
                    nb::sig("def layout(self) -> A_co"),
-                   "int64 [local experts, ranks]: (first row << 32) | rows."_doc)
+                   "int64 [max_local_experts, ranks]: (first row << 32) | rows."_doc)
       // A copy, because a reference would keep the rows alive.
       .def_prop_ro(
           "handle", [](const Received& self) { return self.handle(); }, nb::rv_policy::move,
@@ -275,7 +275,7 @@ void bind_calls(nb::class_<Group>& group) {
           "x: bfloat16 [tokens, hidden]. topk_idx: as for route. quantize: the form in which rows "
           "travel: none, fp8, fp8_power_of_two, fp8_ue8m0, mxfp8 or nvfp4. scale_layout: rows, "
           "columns, or tiles of 128 rows by four groups; automatic: tiles for nvfp4, else columns. "
-          "global_scale: float32 [1], for nvfp4, the same on all ranks. expert_counts: int32 [local experts]; "
+          "global_scale: float32 [1], for nvfp4, the same on all ranks. expert_counts: int32 [max_local_experts]; "
           "the receive adds the rows received. wait_ns: int64 [ranks]; the receive adds the "
           "nanoseconds waited. weights: float32 [tokens, top_k], the weights of the combine, which "
           "then saves an exchange. dtype=\"bfloat16\" names the type of x where the array cannot "
@@ -294,7 +294,7 @@ void bind_calls(nb::class_<Group>& group) {
               "done: shoal.typing.Event | None = None, sms: int = 0) -> PendingCombine[A]"),
           "Sends expert output to be summed, weighted, at the sources of the tokens. "
           "Collective.\n\n"
-          "y: bfloat16 [local experts, ranks * max tokens, hidden]. topk_weights: float32 [tokens, "
+          "y: bfloat16 [max_local_experts, ranks * max tokens, hidden]. topk_weights: float32 [tokens, "
           "top_k] of this rank's tokens. log_fmt: rows travel with 10 bits per channel: the sum of "
           "each rank, or each expert output with reduction=\"exact\", or where the receive is "
           "deferred and the dispatch had no weights. zero_copy: y lies in next_combine_buffer(). "

@@ -35,7 +35,7 @@ LowLatencyGroup::LowLatencyGroup(nb::handle_t<Group> group, const nb::object& fr
       from_dlpack_(from_dlpack),
       group_(&nb::cast<Group&>(group).group),
       options_(group_->options()),
-      local_experts_(group_->local_experts()),
+      local_experts_(group_->max_local_experts()),
       rows_(group_->team().size() * options_.low_latency_max_tokens) {
   constexpr std::int64_t kChannels = 64;  // of which all forms take multiples
   for (std::size_t form = 0; form < kForms; ++form)

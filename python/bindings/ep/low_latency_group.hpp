@@ -61,6 +61,7 @@ class LowLatencyGroup {
   ep::Group& group() const { return *group_; }
   nb::object owner() const { return owner_; }
   const ep::GroupOptions& options() const { return options_; }
+  /// The most experts of any rank.
   std::int64_t local_experts() const { return local_experts_; }
   std::int64_t rows() const { return rows_; }  ///< of each local expert in a result
 

@@ -2,10 +2,12 @@
 #include "options.hpp"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <functional>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "../arguments.hpp"
 #include "../arrays/streams.hpp"
@@ -24,12 +26,26 @@ std::pair<const std::string, Setter> setter(const char* name, T ep::GroupOptions
           }};
 }
 
+std::vector<std::int32_t> first_expert_from(std::string_view call, nb::handle value) {
+  if (value.is_none()) return {};
+  if (!nb::isinstance<nb::sequence>(value) || PyUnicode_Check(value.ptr()) != 0)
+    wrong_type(call, "first_expert", value, "a sequence of int, or None");
+  std::vector<std::int32_t> first;
+  for (const nb::handle number : value)
+    first.push_back(argument<std::int32_t>(call, "first_expert", number));
+  return first;
+}
+
 const std::map<std::string, Setter>& setters() {
   using Options = ep::GroupOptions;
   static const auto& table = *new std::map<std::string, Setter>{
       setter("hidden", &Options::hidden),
       setter("top_k", &Options::top_k),
       setter("experts", &Options::experts),
+      {"first_expert",
+       [](std::string_view call, Options& options, nb::handle value) {
+         options.first_expert = first_expert_from(call, value);
+       }},
       setter("max_tokens", &Options::max_tokens),
       {"dtype", [](std::string_view call, Options& options,
                    nb::handle value) { options.dtype = dtype_from(call, value); }},
@@ -57,11 +73,12 @@ ep::GroupOptions group_options_from(std::string_view call, const nb::kwargs& giv
     const auto found = setters().find(name);
     if (found == setters().end())
       throw nb::type_error(
-          fmt::format("{} has no option \"{}\"; there are hidden, top_k, experts, max_tokens, "
-                      "dtype, max_scales, live_results, low_latency_max_tokens, preinitialize, "
-                      "mask_failed, timeout, threads, combine_staging, chunk_bytes and "
-                      "chunks_in_flight",
-                      call, name)
+          fmt::format(
+              "{} has no option \"{}\"; there are hidden, top_k, experts, "
+              "first_expert, max_tokens, dtype, max_scales, live_results, low_latency_max_tokens, preinitialize, "
+              "mask_failed, timeout, threads, combine_staging, chunk_bytes and "
+              "chunks_in_flight",
+              call, name)
               .c_str());
     found->second(call, options, value);
   }
@@ -73,6 +90,7 @@ nb::dict to_dict(const ep::GroupOptions& options) {
   all["hidden"] = options.hidden;
   all["top_k"] = options.top_k;
   all["experts"] = options.experts;
+  all["first_expert"] = options.first_expert;
   all["max_tokens"] = options.max_tokens;
   all["dtype"] = std::string(name_of(options.dtype));
   all["max_scales"] = options.max_scales;

@@ -153,9 +153,10 @@ def low_latency(
 
     group: with `low_latency_max_tokens`. x: bfloat16 [tokens, hidden]. topk_idx: [tokens, top_k],
     -1: no expert. topk_weights: [tokens, top_k] of a floating-point dtype, by which combine
-    multiplies. experts: a function of rows [local experts, ranks * low_latency_max_tokens, hidden]
-    and counts, int32 [local experts], the valid rows of each; it returns the experts' output in the
-    same shape, and may write it into the rows. Returns [tokens, hidden].
+    multiplies. experts: a function of rows [E, ranks * low_latency_max_tokens, hidden] and counts,
+    int32 [E], the valid rows of each of E = group.max_local_experts experts, of which a rank may
+    have fewer, with no rows for the last ones; it returns the experts' output in the same shape,
+    and may write it into the rows. Returns [tokens, hidden].
 
     All ranks choose the mode alike: by a number that they have agreed on, not by their own tokens.
     Otherwise ranks wait for each other: without GPUs they get a MismatchError at once, with GPUs a

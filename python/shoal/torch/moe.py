@@ -209,7 +209,7 @@ class MoE(nn.Module):
         expert, flat_slot = torch.sort(expert, stable=True)
         ends = torch.searchsorted(expert, torch.arange(here, device=x.device), right=True)
         if self.group is not None and self.worst_case_rows == 0:
-            flat_slot = flat_slot[: int(ends[-1])]
+            flat_slot = flat_slot[: int(ends[-1]) if here > 0 else 0]
         row = torch.div(flat_slot, self.top_k, rounding_mode="floor")
         gate, up = grouped_linear(x[row], self.w_in, ends).chunk(2, dim=-1)
         y = grouped_linear(F.silu(gate) * up, self.w_out, ends)
