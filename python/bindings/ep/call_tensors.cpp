@@ -36,12 +36,12 @@ std::int64_t value_of(nb::handle number) {
   return overflow != 0 ? 0 : value;
 }
 
-std::int64_t experts_of(const char* call, const char* name, nb::handle number, std::int64_t ranks) {
+std::int64_t experts_of(const char* call, const char* name, nb::handle number) {
   constexpr std::int64_t kMostExperts = 1 << 16;
   const std::int64_t experts = value_of(number);
-  if (experts <= 0 || experts > kMostExperts || experts % ranks != 0)
-    native_assert(false, "{}: {} is {}; allowed: positive multiples of the {} ranks, up to {}",
-                  call, name, text_of_object(number), ranks, kMostExperts);
+  if (experts <= 0 || experts > kMostExperts)
+    native_assert(false, "{}: {} is {}; allowed: positive numbers up to {}", call, name,
+                  text_of_object(number), kMostExperts);
   return experts;
 }
 

@@ -34,7 +34,11 @@ std::string text_of_object(nb::handle value);
 /// 0 for an int of more than 64 bits, which no limit allows.
 std::int64_t value_of(nb::handle number);
 /// The number of experts. Raises RuntimeError unless a group can have so many.
-std::int64_t experts_of(const char* call, const char* name, nb::handle number, std::int64_t ranks);
+std::int64_t experts_of(const char* call, const char* name, nb::handle number);
+/// The most experts of a rank, of `experts` that `ranks` ranks hold.
+inline std::int64_t most_local_experts(std::int64_t experts, std::int64_t ranks) {
+  return (experts + ranks - 1) / ranks;
+}
 inline bool is_true(nb::handle value) {
   return PyObject_IsTrue(value.ptr()) == 1;
 }

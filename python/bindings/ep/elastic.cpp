@@ -26,10 +26,11 @@ std::int64_t value_or(nb::handle number, std::int64_t otherwise) {
 
 }  // namespace
 
-ElasticCalls::ElasticCalls(std::int64_t ranks, std::int64_t max_tokens, bool multiple_reduction,
-                           const nb::dict& given)
+ElasticCalls::ElasticCalls(std::int64_t ranks, std::int64_t rank, std::int64_t max_tokens,
+                           bool multiple_reduction, const nb::dict& given)
     : tensors_(given),
       ranks_(ranks),
+      rank_(rank),
       max_tokens_(max_tokens),
       multiple_reduction_(multiple_reduction),
       pool_(given["groups"]),
@@ -77,7 +78,7 @@ ElasticLayout ElasticCalls::new_layout(const Dispatch& call, const Rows& rows, b
   native_assert(top_k >= 1 && top_k <= kMostTopK, "dispatch: top-k is {}; allowed: 1 to {}", top_k,
                 kMostTopK);
   ElasticLayout made;
-  made.experts = experts_of(kDispatch, "num_experts", call.experts, ranks_);
+  made.experts = experts_of(kDispatch, "num_experts", call.experts);
   made.max_tokens = value_or(call.max_tokens, max_tokens_);
   native_assert(rows.tokens() <= made.max_tokens,
                 "dispatch: {} tokens; at most num_max_tokens_per_rank = {}", rows.tokens(),
@@ -90,7 +91,7 @@ ElasticLayout ElasticCalls::new_layout(const Dispatch& call, const Rows& rows, b
   made.sms = call.sms;
   if (!call.cpu_sync.is_none() && !is_true(call.cpu_sync))
     options.worst_case_rows = std::max<std::int64_t>(1, ranks_ * made.max_tokens);
-  const std::int64_t local = made.experts / ranks_;
+  const std::int64_t local = made.experts / ranks_ + (rank_ < made.experts % ranks_ ? 1 : 0);
   weights = tensors_.take_optional(kDispatch, "topk_weights", call.weights, DataType::float32,
                                    {rows.tokens(), top_k});
   tensors_.take_optional(kDispatch, "cumulative_local_expert_recv_stats", call.stats,
@@ -108,7 +109,7 @@ ElasticLayout ElasticCalls::new_layout(const Dispatch& call, const Rows& rows, b
 nb::object ElasticCalls::group_for(const Shape& shape, const ElasticLayout& terms,
                                    std::int64_t scales, bool captured) {
   std::int64_t tokens = terms.max_tokens;
-  const std::int64_t local = shape.experts / ranks_;
+  const std::int64_t local = most_local_experts(shape.experts, ranks_);
   if (sends_every_slot(terms))  // combine stages one row per top-k slot
     tokens =
         tokens * std::min(shape.top_k, local) + (local * terms.alignment + ranks_ - 1) / ranks_;
@@ -132,7 +133,7 @@ nb::object ElasticCalls::group_for(const Shape& shape, const ElasticLayout& term
 
 std::int64_t ElasticCalls::expanded_rows(const Dispatch& call, const ElasticLayout& layout) const {
   if (!call.limit.is_none()) return value_of(call.limit);
-  const std::int64_t local = layout.experts / ranks_;
+  const std::int64_t local = most_local_experts(layout.experts, ranks_);
   if (layout.layout.worst_case_rows > 0)
     return rounded_up(ranks_ * layout.max_tokens * std::min(layout.get()->top_k(), local) +
                           (layout.alignment - 1) * local,
@@ -145,7 +146,7 @@ std::int64_t ElasticCalls::expanded_rows(const Dispatch& call, const ElasticLayo
 nb::tuple ElasticCalls::expand(const Dispatch& call, const Rows& rows, const CallReceived& sent,
                                ElasticLayout& layout, bool cached, Stream stream) const {
   NormalCalls& calls = *layout.get();
-  const std::int64_t count = layout.rows(), local = layout.experts / ranks_;
+  const std::int64_t count = layout.rows(), local = calls.local_experts();
   const std::int64_t result = layout.expanded_rows, top_k = calls.top_k();
   const auto hidden = calls.hidden();
   // Rows of float8 are copied as bytes.
@@ -357,12 +358,12 @@ void bind_elastic(nb::module_& module) {
       "dispatch and combine of deep_ep.ElasticBuffer, on the current stream."_doc)
       .def(
           "__init__",
-          [](ElasticCalls* self, std::int64_t ranks, std::int64_t max_tokens,
+          [](ElasticCalls* self, std::int64_t ranks, std::int64_t rank, std::int64_t max_tokens,
              bool multiple_reduction, const nb::kwargs& setup) {
-            new (self) ElasticCalls(ranks, max_tokens, multiple_reduction, setup);
+            new (self) ElasticCalls(ranks, rank, max_tokens, multiple_reduction, setup);
           },
-          nb::arg("ranks"), nb::arg("max_tokens"), nb::arg("multiple_reduction"), nb::arg("setup"),
-          "setup: see ElasticCalls in ep/elastic.hpp."_doc)
+          nb::arg("ranks"), nb::arg("rank"), nb::arg("max_tokens"), nb::arg("multiple_reduction"),
+          nb::arg("setup"), "setup: see ElasticCalls in ep/elastic.hpp."_doc)
       .def(
           "dispatch",
           [](ElasticCalls& self, nb::handle x, nb::handle topk_idx, nb::handle topk_weights,

@@ -38,8 +38,8 @@ class ElasticCalls {
   /// max_tokens: per rank, of calls that do not name it. given: what CallTensors takes, and groups
   /// (a GroupPool), handle_type, make_handle (ElasticLayout), column_major (scales),
   /// empty_column_major (rows, scales), zeros (rows, columns): int8.
-  ElasticCalls(std::int64_t ranks, std::int64_t max_tokens, bool multiple_reduction,
-               const nb::dict& given);
+  ElasticCalls(std::int64_t ranks, std::int64_t rank, std::int64_t max_tokens,
+               bool multiple_reduction, const nb::dict& given);
 
   /// The arguments of ElasticBuffer.dispatch. limit: expert-major rows to return; None: all.
   struct Dispatch {
@@ -88,7 +88,7 @@ class ElasticCalls {
   }
 
   CallTensors tensors_;
-  std::int64_t ranks_, max_tokens_;
+  std::int64_t ranks_, rank_, max_tokens_;
   bool multiple_reduction_;
   nb::object pool_, make_handle_, handle_type_, column_major_, empty_column_major_, zeros_;
   std::vector<Known> groups_;

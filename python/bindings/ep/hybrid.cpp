@@ -76,7 +76,11 @@ HybridCalls::Chosen HybridCalls::chosen(const char* call, nb::handle hidden,
   if (dimensions(hidden) != 2 || made.tokens != extent(hidden, 0))
     native_assert(false, "{}: hidden is {}, the routing has {} tokens", call,
                   tensors_.describe(hidden), made.tokens);
-  experts_of(call, "number of experts", nb::int_(made.experts), ranks_);
+  experts_of(call, "number of experts", nb::int_(made.experts));
+  // The interface has one number of experts for all ranks (num_local_experts).
+  native_assert(made.experts % ranks_ == 0,
+                "{}: number of experts is {}; allowed: multiples of the {} ranks", call,
+                made.experts, ranks_);
   made.probs = probs_of_(hidden, routing.probs, routing.topk_weights, routing.map, routing.topk_idx,
                          made.experts);
   return made;

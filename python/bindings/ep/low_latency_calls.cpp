@@ -115,7 +115,7 @@ nb::object LowLatencyCalls::send(const Dispatch& call, nb::object& hook) const {
   options.defer_receive = is_true(call.hook);
   options.tokens_per_expert =
       kept.take_optional(tensors_, kDispatch, "cumulative_local_expert_recv_stats", call.stats,
-                         DataType::int32, {shape.experts / ranks_});
+                         DataType::int32, {most_local_experts(shape.experts, ranks_)});
   options.wait_ns = kept.take_optional(tensors_, kDispatch, "wait_recv_cost_stats", call.waits,
                                        DataType::int64, {ranks_});
   if (weighted)

@@ -159,6 +159,7 @@ class NormalCalls {
   std::int64_t hidden() const { return hidden_; }
   std::int64_t top_k() const { return top_k_; }
   std::int64_t max_tokens() const { return max_tokens_; }
+  std::int64_t local_experts() const { return local_experts_; }
   std::int64_t max_scales() const { return max_scales_; }
 
  private:

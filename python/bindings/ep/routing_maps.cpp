@@ -28,12 +28,18 @@ void check_launch(cudaError_t status, const char* what) {
 void count_tokens(Address topk_idx, bool is_int64, std::int32_t tokens, std::int32_t top_k,
                   std::int32_t experts, std::int32_t ranks, Address per_rank, Address per_expert,
                   Address in_rank, Address stream) {
-  check_launch(
-      ep::cuda::launch_count_tokens(
-          {at<const void>(topk_idx), is_int64, tokens, top_k, experts, ranks,
-           at<std::int32_t>(per_rank), at<std::int32_t>(per_expert), at<std::uint8_t>(in_rank)},
-          at<CUstream_st>(stream)),
-      "count_tokens");
+  check_launch(ep::cuda::launch_count_tokens({at<const void>(topk_idx),
+                                              is_int64,
+                                              tokens,
+                                              top_k,
+                                              experts,
+                                              ranks,
+                                              at<std::int32_t>(per_rank),
+                                              at<std::int32_t>(per_expert),
+                                              at<std::uint8_t>(in_rank),
+                                              {}},
+                                             at<CUstream_st>(stream)),
+               "count_tokens");
 }
 
 void topk_of_map(Address map, Address probs, std::int32_t tokens, std::int32_t experts,

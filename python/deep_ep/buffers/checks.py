@@ -66,12 +66,11 @@ def require_tensor(
     )
 
 
-def require_experts(call: str, num_experts: int, num_ranks: int, name: str = "num_experts") -> None:
+def require_experts(call: str, num_experts: int, name: str = "num_experts") -> None:
     """Raises RuntimeError unless a group can have so many experts."""
     native_assert(
-        0 < num_experts <= MAX_EXPERTS and num_experts % num_ranks == 0,
-        f"{call}: {name} is {num_experts}; "
-        f"allowed: positive multiples of the {num_ranks} ranks, up to {MAX_EXPERTS}",
+        0 < num_experts <= MAX_EXPERTS,
+        f"{call}: {name} is {num_experts}; allowed: positive numbers up to {MAX_EXPERTS}",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from ..utils.semantic import native_assert
 from .checks import require_experts
 from .groups import GroupShape, NormalGroup, power_of_two
 from .runtime import Runtime
+from .spread import first_experts
 
 _MAX_TOP_K = 32
 _MOST_PREPARED_BYTES_A_RANK = 256 << 20
@@ -84,7 +86,7 @@ class Sizes:
     """The sizes of a warm-up. Raises RuntimeError for sizes that no call can have."""
 
     def __init__(self, ranks: int, tokens: int, hidden: int, experts: int, top_k: int):
-        require_experts("warmup", experts, ranks)
+        require_experts("warmup", experts)
         for name, value, allowed, fits in (
             ("num_max_tokens_per_rank", tokens, f"1 to {MAX_TOKENS}", 1 <= tokens <= MAX_TOKENS),
             (
@@ -115,8 +117,12 @@ class Sizes:
         first = torch.arange(tokens, device=device)[:, None] * top_k
         topk_idx = (first + torch.arange(top_k, device=device)) % experts
         # Consecutive numbers are experts of different ranks, so that a token goes to many.
-        local = experts // self.ranks
-        topk_idx = topk_idx % self.ranks * local + topk_idx // self.ranks
+        starts = first_experts(experts, self.ranks)
+        order = sorted(
+            range(experts),
+            key=lambda expert: (expert - starts[bisect_right(starts, expert) - 1], expert),
+        )
+        topk_idx = torch.tensor(order, device=device)[topk_idx]
         x = torch.zeros((tokens, hidden), dtype=torch.bfloat16, device=device)
         # Programs set default dtypes.
         return x, topk_idx, torch.ones((tokens, top_k), dtype=torch.float32, device=device)

@@ -485,7 +485,7 @@ def verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle):
     fails("at most num_max", dispatch, x, topk_idx, 4, E)
     many = make_inputs(9, tokens=N + 1)
     fails("at most num_max", dispatch, *many[:2], N, E, use_fp8=False)
-    fails("num_experts", dispatch, x, topk_idx, N, 7)
+    fails("num_experts is 0", dispatch, x, topk_idx, N, 0)
     fails("hidden", dispatch, x[:, :120].contiguous(), topk_idx, N, E)
     fails("num_rdma_bytes", dispatch, x, topk_idx, 100 * N, E)
     fails("round_scale", dispatch, x, topk_idx, N, E, use_ue8m0=True)

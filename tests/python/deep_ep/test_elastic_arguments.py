@@ -97,7 +97,7 @@ def check_argument_errors(_):
         num_experts=E,
         num_max_tokens_per_rank=7,
     )
-    fails(RuntimeError, "num_experts is 10", dispatch, x, topk_idx, num_experts=10)
+    fails(RuntimeError, "num_experts is 0", dispatch, x, topk_idx, num_experts=0)
     fails(RuntimeError, "up to 65536", dispatch, x, topk_idx, num_experts=2**31 - 4)
     fails(RuntimeError, "topk_idx is int32", dispatch, x, topk_idx.int(), num_experts=E)
     fails(

@@ -542,8 +542,9 @@ TEST(EpRoutingMaps, MapOfTopk) {
 TEST(EpRoutingMaps, CountTokens) {
   const Routed routed(5);
   const std::vector<std::int32_t> narrow(routed.topk_idx.begin(), routed.topk_idx.end());
-  for (const std::int32_t ranks : {1, 4, 48})
+  for (const std::int32_t ranks : {1, 4, 7, 48, 50})
     for (const bool wide : {true, false}) {
+      const detail::Partition partition(routed.experts, ranks, {});
       std::vector<std::int32_t> per_rank(static_cast<std::size_t>(ranks), 77), want_ranks(ranks);
       std::vector<std::int32_t> per_expert(static_cast<std::size_t>(routed.experts), 77);
       std::vector<std::int32_t> want_experts(static_cast<std::size_t>(routed.experts));
@@ -553,14 +554,22 @@ TEST(EpRoutingMaps, CountTokens) {
         for (std::int32_t expert = 0; expert < routed.experts; ++expert) {
           if (routed.map[routed.at(token, expert)] == 0) continue;
           ++want_experts[static_cast<std::size_t>(expert)];
-          want[static_cast<std::size_t>(token * ranks + expert * ranks / routed.experts)] = 1;
+          want[static_cast<std::size_t>(token * ranks + partition.place(expert).rank)] = 1;
         }
       for (std::size_t i = 0; i < want.size(); ++i)
         want_ranks[i % static_cast<std::size_t>(ranks)] += want[i];
       const void* const topk_idx =
           wide ? static_cast<const void*>(routed.topk_idx.data()) : narrow.data();
-      (void)launch_count_tokens({topk_idx, wide, routed.tokens, routed.top_k, routed.experts, ranks,
-                                 per_rank.data(), per_expert.data(), in_rank.data()},
+      (void)launch_count_tokens({topk_idx,
+                                 wide,
+                                 routed.tokens,
+                                 routed.top_k,
+                                 routed.experts,
+                                 ranks,
+                                 per_rank.data(),
+                                 per_expert.data(),
+                                 in_rank.data(),
+                                 {}},
                                 nullptr);
       EXPECT_EQ(per_rank, want_ranks);
       EXPECT_EQ(per_expert, want_experts);

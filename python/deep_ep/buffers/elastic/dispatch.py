@@ -24,6 +24,7 @@ def elastic_calls(
     """The calls of an elastic buffer. max_tokens: per rank, of calls that do not name it."""
     return ElasticCalls(
         runtime.num_ranks,
+        runtime.rank,
         max_tokens,
         allow_multiple_reduction,
         **setup(runtime, _EPILOGUES),

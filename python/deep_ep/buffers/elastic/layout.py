@@ -11,6 +11,7 @@ import torch
 from shoal._core.ep import ElasticLayout
 
 from ...utils.math import align
+from ..spread import ranks_of
 
 
 def last_topk_slot(local_idx: torch.Tensor) -> torch.Tensor:
@@ -37,7 +38,7 @@ def destination_slots(
 ) -> torch.Tensor:
     """EPHandle.dst_buffer_slot_idx."""
     tokens, top_k = topk_idx.shape
-    owner = torch.where(topk_idx < 0, ranks, topk_idx // (num_experts // ranks)).long()
+    owner = torch.where(topk_idx < 0, ranks, ranks_of(topk_idx, num_experts, ranks))
     slots = torch.arange(top_k, device=topk_idx.device).expand(tokens, top_k)
     last = torch.full((tokens, ranks + 1), -1, dtype=torch.int64, device=topk_idx.device)
     last.scatter_reduce_(1, owner, slots, "amax")

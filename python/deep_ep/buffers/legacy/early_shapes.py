@@ -37,7 +37,7 @@ class EarlyShapes:
         computed none, or where neither ``top_k`` nor the environment has the top-k."""
         top_k = top_k or int(os.environ.get("EP_LOW_LATENCY_TOPK") or 0)
         max_tokens, hidden, experts = cls._hints.get((num_bytes, ranks), (0, 0, 0))
-        if top_k <= 0 or hidden % 128 != 0 or experts % ranks != 0 or max_tokens <= 0:
+        if top_k <= 0 or hidden % 128 != 0 or max_tokens <= 0:
             return None
         return max_tokens, hidden, experts, min(top_k, experts)
 

@@ -14,6 +14,7 @@ from shoal._core.ep import count_tokens as count_on_gpu
 from ...utils.semantic import native_assert
 from ..checks import require_experts
 from ..runtime import Runtime
+from ..spread import first_experts, ranks_of
 
 _EXCHANGE_BYTES = 512  # the most that Team.exchange takes
 
@@ -30,8 +31,8 @@ class Layout(NamedTuple):
     is_token_in_rank: torch.Tensor
 
 
-def check_experts(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
-    require_experts("get_dispatch_layout", num_experts, num_ranks)
+def check_experts(topk_idx: torch.Tensor, num_experts: int) -> None:
+    require_experts("get_dispatch_layout", num_experts)
     # On a GPU this would stall the stream.
     if topk_idx.device.type == "cpu" and topk_idx.numel() > 0:
         low, high = (int(value) for value in torch.aminmax(topk_idx))
@@ -69,7 +70,7 @@ def count_tokens(
         0, experts.flatten(), torch.ones_like(experts, dtype=torch.int32).flatten()
     )
     in_rank = torch.zeros((tokens, num_ranks + 1), dtype=torch.bool, device=topk_idx.device)
-    in_rank.scatter_(1, experts // (num_experts // num_ranks), True)
+    in_rank.scatter_(1, ranks_of(experts, num_experts, num_ranks), True)
     in_rank = in_rank[:, :num_ranks].contiguous()
     per_node = count_nodes(in_rank, num_nodes)
     return Layout(in_rank.sum(0, dtype=torch.int32), per_node, per_expert[:num_experts], in_rank)
@@ -114,6 +115,6 @@ def expert_totals(runtime: Runtime, per_expert: torch.Tensor, alignment: int) ->
         for block in runtime.team.exchange(form.pack(*part)):
             for i, count in enumerate(form.unpack(block)):
                 totals[first + i] += count
-    local = len(counts) // runtime.num_ranks
-    here = totals[runtime.rank * local : (runtime.rank + 1) * local]
+    first = first_experts(len(counts), runtime.num_ranks)
+    here = totals[first[runtime.rank] : first[runtime.rank + 1]]
     return [-(-count // alignment) * alignment for count in here]

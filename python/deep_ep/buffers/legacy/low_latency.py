@@ -113,7 +113,7 @@ class LowLatencyGroups:
             hidden > 0 and hidden % 128 == 0,
             f"{call}: hidden is {hidden}; allowed: multiples of 128",
         )
-        require_experts(call, num_experts, ranks)
+        require_experts(call, num_experts)
         needed = sizes.get_low_latency_rdma_size_hint(max_tokens, hidden, ranks, num_experts)
         native_assert(
             self._num_rdma_bytes >= needed,

@@ -25,7 +25,7 @@ def normal_calls(runtime: Runtime) -> LegacyCalls:
     def count_layout(topk_idx: Any, num_experts: int) -> tuple[torch.Tensor | None, ...]:
         call = "get_dispatch_layout"
         require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, None), runtime.device)
-        check_experts(topk_idx, num_experts, runtime.num_ranks)
+        check_experts(topk_idx, num_experts)
         stream = runtime.current_stream() or 0
         return tuple(count_tokens(topk_idx, num_experts, runtime.num_ranks, nodes, stream))
 

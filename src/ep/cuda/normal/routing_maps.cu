@@ -10,6 +10,7 @@
 
 #include "ep/cuda/device/group.cuh"
 #include "ep/cuda/normal/routing_maps.hpp"
+#include "ep/plan/partition.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -25,15 +26,14 @@ __device__ std::int64_t index_at(const CountTokens& call, std::int64_t at) {
 
 /// One thread counts a token.
 __device__ void count_token(const CountTokens& call, std::int32_t token, std::int32_t* per_rank,
-                            std::int32_t* per_expert) {
+                            std::int32_t* per_expert, const std::uint8_t* rank_of) {
   constexpr std::int32_t kWords = CountTokens::kMostRanks / 32;
-  const std::int32_t local_experts = call.experts / call.ranks;
   std::uint32_t seen[kWords] = {};
   for (std::int32_t slot = 0; slot < call.top_k; ++slot) {
     const std::int64_t expert = index_at(call, std::int64_t{token} * call.top_k + slot);
     if (expert < 0 || expert >= call.experts) continue;
     atomicAdd(&per_expert[expert], 1);
-    const std::int32_t rank = static_cast<std::int32_t>(expert) / local_experts;
+    const std::int32_t rank = rank_of[expert];
     seen[rank / 32] |= 1u << rank % 32;
   }
   for (std::int32_t rank = 0; rank < call.ranks; ++rank) {
@@ -46,12 +46,17 @@ __device__ void count_token(const CountTokens& call, std::int32_t token, std::in
 __global__ void __launch_bounds__(kCountThreads, 1)
     count_tokens_kernel(const __grid_constant__ CountTokens call) {
   __shared__ std::int32_t per_rank[CountTokens::kMostRanks], per_expert[CountTokens::kMostExperts];
+  __shared__ std::uint8_t rank_of[CountTokens::kMostExperts];
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   for (std::int32_t i = thread; i < call.ranks; i += kCountThreads) per_rank[i] = 0;
   for (std::int32_t i = thread; i < call.experts; i += kCountThreads) per_expert[i] = 0;
+  for (std::int32_t rank = thread / 32; rank < call.ranks; rank += kCountThreads / 32)
+    for (std::int32_t i = call.first_expert[rank] + thread % 32; i < call.first_expert[rank + 1];
+         i += 32)
+      rank_of[i] = static_cast<std::uint8_t>(rank);
   __syncthreads();
   for (std::int32_t token = thread; token < call.tokens; token += kCountThreads)
-    count_token(call, token, per_rank, per_expert);
+    count_token(call, token, per_rank, per_expert, rank_of);
   __syncthreads();
   for (std::int32_t i = thread; i < call.ranks; i += kCountThreads) call.per_rank[i] = per_rank[i];
   for (std::int32_t i = thread; i < call.experts; i += kCountThreads)
@@ -135,9 +140,11 @@ std::int32_t blocks_of(std::int32_t tokens) {
 
 }  // namespace
 
-cudaError_t launch_count_tokens(const CountTokens& call, cudaStream_t stream) {
+cudaError_t launch_count_tokens(CountTokens call, cudaStream_t stream) {
   if (call.ranks > CountTokens::kMostRanks || call.experts > CountTokens::kMostExperts)
     return cudaErrorInvalidValue;
+  const detail::Partition partition(call.experts, call.ranks, {});
+  std::ranges::copy(partition.firsts(), call.first_expert);
   return launch(count_tokens_kernel, call, 1, kCountThreads, stream);
 }
 

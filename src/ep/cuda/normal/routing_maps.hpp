@@ -20,6 +20,8 @@ struct CountTokens {
   std::int32_t* per_rank;    ///< [ranks]
   std::int32_t* per_expert;  ///< [experts]
   std::uint8_t* in_rank;     ///< [tokens][ranks], 0 or 1
+  /// [ranks + 1], set by the launcher: the first expert of each rank, spread evenly, and the end.
+  std::int16_t first_expert[kMostRanks + 1];
 };
 
 /// Top-k indices of a routing map: the experts of each token, ascending, then -1.
@@ -51,7 +53,7 @@ struct FittingRows {
 };
 
 /// The status of the launch.
-cudaError_t launch_count_tokens(const CountTokens& call, cudaStream_t stream);
+cudaError_t launch_count_tokens(CountTokens call, cudaStream_t stream);
 cudaError_t launch_topk_of_map(const TopkOfMap& call, cudaStream_t stream);
 cudaError_t launch_map_of_topk(const MapOfTopk& call, cudaStream_t stream);
 cudaError_t launch_fitting_rows(const FittingRows& call, cudaStream_t stream);
