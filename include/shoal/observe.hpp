@@ -96,7 +96,8 @@ struct GroupRecord {
   std::vector<OperationTotals> totals;      ///< by operation
   std::vector<PeerTotals> peers;            ///< by rank
   std::vector<Histogram> histograms;        ///< of phases that ran
-  /// Rows received for each expert of this rank; expert i is number rank * size + i of the group.
+  std::int32_t first_expert = 0;            ///< the number in the group of this rank's first expert
+  /// Rows received for each expert of this rank; expert i is number first_expert + i of the group.
   std::vector<std::uint64_t> expert_rows;
   std::vector<LaunchRecord> launches;  ///< the last ones on a GPU, by their start
 };

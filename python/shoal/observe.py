@@ -405,8 +405,7 @@ class _Collector:
                 for key, family in peers.items():
                     family.add_metric([*labels, str(rank)], peer[key])
                 waited.add_metric([*labels, str(rank)], peer["wait_ns"] / 1e9)
-            first = group["rank"] * len(group["expert_rows"])
-            for expert, rows in enumerate(group["expert_rows"], first):
+            for expert, rows in enumerate(group["expert_rows"], group["first_expert"]):
                 experts.add_metric([*labels, str(expert)], rows)
             for histogram in group["histograms"]:
                 phases.add_metric(

@@ -24,7 +24,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OperationTotals, operation, operations, failu
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeerTotals, rows, bytes, waits, wait_ns, network_rows,
                                    network_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GroupRecord, number, rank, pes, n_hosts, failure, operations,
-                                   totals, peers, histograms, expert_rows, launches)
+                                   totals, peers, histograms, first_expert, expert_rows, launches)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorldPeerTotals, operations, bytes, waits, wait_ns)
 // `world` is text with hexadecimal digits: not all readers of JSON hold 64 bits in a number.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeRecord, pe, n_pes, pid, host, read_ns, activity, active,
@@ -33,7 +33,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeRecord, pe, n_pes, pid, host, read_ns, acti
 namespace {
 
 /// The format of records (`shoal_record`). Increases with every change of a field.
-constexpr int kJsonVersion = 3;
+constexpr int kJsonVersion = 4;
 
 /// `text` with a question mark for every byte that is not part of a character of UTF-8: JSON allows
 /// no such byte.

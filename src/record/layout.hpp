@@ -20,7 +20,7 @@ namespace shoal::detail::record {
 inline constexpr char kMemfdName[] = "shoal-record";
 inline constexpr std::uint64_t kMagic = 0x53484f414c524543;  // "SHOALREC"
 /// Increases with every change of this file.
-inline constexpr std::uint64_t kVersion = 4;
+inline constexpr std::uint64_t kVersion = 5;
 
 enum class Operation : std::uint8_t {
   dispatch,
@@ -128,7 +128,7 @@ struct GroupBlock {
   Word world, pe, number, rank, ranks;
   Word hosts;  ///< of the ranks
   Word entries, entries_at, peers_at;
-  Word experts, experts_at, launches, launches_at;
+  Word first_expert, experts, experts_at, launches, launches_at;
   Word operations;  ///< begun so far
   // The wait in which a kernel is: rank + 1, or 0; Operation, Phase << 8.
   Word kernel_awaited, kernel_kind, kernel_epoch, kernel_since;

@@ -185,6 +185,7 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
   for (std::uint64_t id = last - std::min(last, entries) + 1; id <= last; ++id)
     if (auto read = read_entry(ring[(id - 1) % entries], id, clock))
       group.operations.push_back(std::move(*read));
+  group.first_expert = static_cast<std::int32_t>(block.first_expert.load());
   const auto* const rows = reinterpret_cast<const Word*>(data + experts_at);
   for (std::uint64_t expert = 0; expert < experts; ++expert)
     group.expert_rows.push_back(rows[expert].load() + rows[experts + expert].load());

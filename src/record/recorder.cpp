@@ -26,7 +26,7 @@ std::uint64_t ticks(Time time) noexcept {
 
 GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe, std::int32_t rank,
                              const std::vector<Pe>& pes, std::int64_t hosts,
-                             std::int64_t local_experts)
+                             std::int64_t first_expert, std::int64_t local_experts)
     : metrics_(settings.metrics != "off"), ranges_(settings.nvtx == "on" && has_profiler()) {
   const std::uint64_t number = pe.next_group();  // equal on all PEs, whatever their settings
   const auto entries = static_cast<std::uint64_t>(settings.flight_entries);
@@ -60,6 +60,7 @@ GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe,
   group_->entries.store(entries);
   group_->entries_at.store(entries_at);
   group_->peers_at.store(peers_at);
+  group_->first_expert.store(static_cast<std::uint64_t>(first_expert));
   group_->experts.store(experts);
   group_->experts_at.store(experts_at);
   group_->launches.store(kLaunchBlocks);

@@ -65,7 +65,8 @@ class GroupRecorder {
   GroupRecorder() = default;
   /// `hosts`: of the ranks.
   GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe, std::int32_t rank,
-                const std::vector<Pe>& pes, std::int64_t hosts, std::int64_t local_experts);
+                const std::vector<Pe>& pes, std::int64_t hosts, std::int64_t first_expert,
+                std::int64_t local_experts);
 
   /// Begins an operation, whose epoch its first phase states. Returns what end() restores: an
   /// operation may run within another.

@@ -60,7 +60,7 @@ import fcntl, os, struct, sys
 fd = os.memfd_create("shoal-record", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 os.ftruncate(fd, 1 << 20)
 words = lambda *values: struct.pack(f"<{len(values)}Q", *values)
-os.pwrite(fd, words(0x53484F414C524543, 4, os.getpid(), 0, 1, 1 << 18, 1 << 18), 0)
+os.pwrite(fd, words(0x53484F414C524543, 5, os.getpid(), 0, 1, 1 << 18, 1 << 18), 0)
 pe = words(0xF01239ED, 0, 1, 4096) + b"\\xff\\x1b[31m\\n".ljust(64, b"\\0")
 os.pwrite(fd, pe + words(*[0] * 75, 1), 1 << 18)  # one barrier has failed
 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)

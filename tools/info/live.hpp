@@ -43,6 +43,11 @@ struct ExpertLoads {
   std::string title;                ///< "world ..., group 1"
   std::vector<std::uint64_t> rows;  ///< by expert of the group
   std::vector<bool> known;          ///< by rank: its record is there
+  /// By rank: its first expert, and how many; of ranks that are known.
+  struct Held {
+    std::size_t first = 0, count = 0;
+  };
+  std::vector<Held> held;
 };
 /// One per group whose experts have received rows, since `before`.
 std::vector<ExpertLoads> expert_loads(const std::vector<observe::PeRecord>& now,

@@ -64,7 +64,9 @@ void add_heat_map(Page& page, const RankMatrix& matrix, const Legend& legend) {
 void add_loads(Page& page, const ExpertLoads& loads) {
   constexpr double kLeft = 60, kHeight = 28, kStep = 36;
   Svg& svg = page.svg;
-  const std::size_t ranks = loads.known.size(), experts = loads.rows.size() / ranks;
+  const std::size_t ranks = loads.known.size();
+  std::size_t experts = 1;  // the most of a rank
+  for (const ExpertLoads::Held& held : loads.held) experts = std::max(experts, held.count);
   const double bar = std::clamp(960.0 / static_cast<double>(experts), 1.0, 24.0);
   const auto most = static_cast<double>(std::ranges::max(loads.rows));
   svg.text(
@@ -78,8 +80,8 @@ void add_loads(Page& page, const ExpertLoads& loads) {
     svg.line(kLeft, page.top + kHeight, kLeft + bar * static_cast<double>(experts),
              page.top + kHeight, "#d0d4da", 0.5);
     if (!loads.known[rank]) svg.text(kLeft, page.top + kHeight - 4, "no record here", {.size = 10});
-    for (std::size_t e = 0; loads.known[rank] && e < experts; ++e) {
-      const std::size_t expert = rank * experts + e;
+    for (std::size_t e = 0; e < loads.held[rank].count; ++e) {
+      const std::size_t expert = loads.held[rank].first + e;
       const double height = kHeight * ratio(static_cast<double>(loads.rows[expert]), most);
       svg.rectangle(kLeft + bar * static_cast<double>(e), page.top + kHeight - height,
                     std::max(bar - 0.5, 0.5), height, {.fill = "#1c5d99"},

@@ -21,12 +21,17 @@ using observe::PeRecord;
 constexpr std::size_t kMostExperts = std::size_t{1} << 24;
 
 double mean_of(const ExpertLoads& loads) {
-  const std::size_t ranks = loads.known.size(),
-                    experts = ranks == 0 ? 0 : loads.rows.size() / ranks;
-  const auto known = static_cast<double>(std::ranges::count(loads.known, true) *
-                                         static_cast<std::ptrdiff_t>(experts));
+  std::size_t known = 0;
+  for (const ExpertLoads::Held& held : loads.held) known += held.count;
   const auto sum = std::accumulate(loads.rows.begin(), loads.rows.end(), std::uint64_t{0});
-  return known > 0 ? static_cast<double>(sum) / known : 0;
+  return known > 0 ? static_cast<double>(sum) / static_cast<double>(known) : 0;
+}
+
+std::size_t rank_of(const ExpertLoads& loads, std::size_t expert) {
+  const auto holds = [&](const ExpertLoads::Held& held) {
+    return expert >= held.first && expert < held.first + held.count;
+  };
+  return static_cast<std::size_t>(std::ranges::find_if(loads.held, holds) - loads.held.begin());
 }
 
 }  // namespace
@@ -38,24 +43,28 @@ std::vector<ExpertLoads> expert_loads(const std::vector<PeRecord>& now,
   for (const PeRecord& pe : now)
     for (const GroupRecord& group : pe.groups) {
       const std::size_t experts = group.expert_rows.size();
-      if (group.pes.empty() || experts == 0) continue;
+      if (group.pes.empty()) continue;
       ExpertLoads& loads = groups[{pe.world, group.number, group.pes[0]}];
-      if (loads.rows.empty()) {
-        if (experts > left / group.pes.size()) continue;
-        left -= experts * group.pes.size();
+      if (loads.known.empty()) {
         loads.title = fmt::format("world {:016x}, group {}", pe.world, group.number);
-        loads.rows.assign(experts * group.pes.size(), 0);
         loads.known.assign(group.pes.size(), false);
+        loads.held.assign(group.pes.size(), {});
       }
       const auto rank = static_cast<std::size_t>(group.rank);
-      if (group.rank < 0 || rank >= loads.known.size() ||
-          loads.rows.size() != experts * loads.known.size())
-        continue;
+      if (group.rank < 0 || rank >= loads.known.size() || group.first_expert < 0) continue;
+      const auto first = static_cast<std::size_t>(group.first_expert);
+      if (experts > kMostExperts || first > kMostExperts - experts) continue;
+      if (const std::size_t end = first + experts; end > loads.rows.size()) {
+        if (end - loads.rows.size() > left) continue;
+        left -= end - loads.rows.size();
+        loads.rows.resize(end, 0);
+      }
       const GroupRecord* const old = find_group(find_pe(before, pe), group.number);
       loads.known[rank] = true;
+      loads.held[rank] = {first, experts};
       for (std::size_t expert = 0; expert < experts; ++expert) {
         const bool counted = old != nullptr && expert < old->expert_rows.size();
-        loads.rows[rank * experts + expert] =
+        loads.rows[first + expert] =
             group.expert_rows[expert] - (counted ? old->expert_rows[expert] : 0);
       }
     }
@@ -68,7 +77,9 @@ std::vector<ExpertLoads> expert_loads(const std::vector<PeRecord>& now,
 
 std::string expert_loads_text(const ExpertLoads& loads) {
   constexpr std::size_t kMostCells = 64, kNamed = 3;
-  const std::size_t ranks = loads.known.size(), experts = loads.rows.size() / ranks;
+  const std::size_t ranks = loads.known.size();
+  std::size_t experts = 0;  // the most of a rank
+  for (const ExpertLoads::Held& held : loads.held) experts = std::max(experts, held.count);
   const std::size_t per_cell = (experts + kMostCells - 1) / kMostCells;
   const std::uint64_t most = std::ranges::max(loads.rows);
   std::string text = fmt::format(
@@ -82,11 +93,12 @@ std::string expert_loads_text(const ExpertLoads& loads) {
       continue;
     }
     std::uint64_t sum = 0;
-    for (std::size_t first = 0; first < experts; first += per_cell) {
+    const std::size_t end = loads.held[rank].first + loads.held[rank].count;
+    for (std::size_t first = loads.held[rank].first; first < end; first += per_cell) {
       std::uint64_t rows = 0;
-      for (std::size_t e = first; e < std::min(first + per_cell, experts); ++e) {
-        rows = std::max(rows, loads.rows[rank * experts + e]);
-        sum += loads.rows[rank * experts + e];
+      for (std::size_t e = first; e < std::min(first + per_cell, end); ++e) {
+        rows = std::max(rows, loads.rows[e]);
+        sum += loads.rows[e];
       }
       text += shade(static_cast<double>(rows), static_cast<double>(most));
     }
@@ -100,7 +112,7 @@ std::string expert_loads_text(const ExpertLoads& loads) {
     const auto rows = static_cast<double>(loads.rows[order[i]]);
     if (rows <= 2 * mean) break;
     text += fmt::format("  expert {} of rank {} is hot: {} rows, {:.1f} times the mean\n", order[i],
-                        order[i] / experts, loads.rows[order[i]], rows / mean);
+                        rank_of(loads, order[i]), loads.rows[order[i]], rows / mean);
   }
   return text;
 }

@@ -43,7 +43,7 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
       plan(backend->block_plan()),
       arena(plan.arena_bytes, plan.arena_results),
       recorder(world->settings(), world->recorder(), world->my_pe(), me, pes_of(owner),
-               hosts_of(owner), shape.experts_of(me)) {}
+               hosts_of(owner), shape.first_expert(me), shape.experts_of(me)) {}
 
 GroupState::~GroupState() {
   backend->stop_counting();  // before the record goes

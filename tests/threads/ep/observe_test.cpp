@@ -38,7 +38,7 @@ void pair(ep::Group& group, const Inputs& in, const ep::Routing& routing) {
 }
 
 TEST(EpObserve, RecordsOperationsWithTheirPhasesRowsAndBytes) {
-  const EpCase c = small_case(3, 5);
+  const EpCase c = uneven_case(3, 5);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
@@ -110,6 +110,7 @@ TEST(EpObserve, CountersAgreeWithStatistics) {
                                         wanted.tokens_per_expert.end());
     for (std::uint64_t& rows : expected) rows *= 4;
     EXPECT_EQ(seen.expert_rows, expected);
+    EXPECT_EQ(seen.first_expert, c.first_of(world.my_pe()));
     // Every phase of every operation is in one bucket; the phases of an operation add up to it.
     std::int64_t in_phases = 0;
     for (const auto& histogram : seen.histograms) {

@@ -30,6 +30,7 @@ PeRecord record(std::int32_t rank, std::int64_t wait_ms, std::int64_t slow_ms,
   for (std::int32_t peer = 0; peer < 4; ++peer)
     group.peers.push_back(
         {0, 0, 1, peer == rank ? 0 : (peer == 2 ? slow_ms : wait_ms) * 1'000'000});
+  group.first_expert = 2 * rank;
   group.expert_rows = {100, static_cast<std::uint64_t>(50 * rank)};
   group.launches = {{.epoch = 1,
                      .operation = "dispatch",
@@ -156,6 +157,23 @@ TEST(InfoLive, ShowsTheLoadOfExpertsAndNamesHotOnes) {
   expect_parts(live_svg({}, loads), {"<svg", "expert 5 of rank 2: 900 rows"});
   EXPECT_EQ(expert_loads(records, all(1, 1, 1))[0].rows[5], 800U) << "since the first reading";
   EXPECT_TRUE(expert_loads(records, records).empty());
+}
+
+TEST(InfoLive, ShowsRanksWithDifferentNumbersOfExperts) {
+  auto records = all(1, 1, 1);
+  records[0].groups[0].expert_rows = {10, 20, 900};
+  records[1].groups[0].expert_rows = {};
+  for (std::int32_t rank = 1; rank < 4; ++rank) ++records[rank].groups[0].first_expert;
+  records[2].groups[0].first_expert = 3;
+  records[3].groups[0].first_expert = 5;
+  records[3].groups[0].expert_rows = {40};
+  const auto loads = expert_loads(records, {});
+  ASSERT_EQ(loads.size(), 1U);
+  EXPECT_EQ(loads[0].rows, (std::vector<std::uint64_t>{10, 20, 900, 100, 100, 40}));
+  expect_parts(expert_loads_text(loads[0]), {"930 rows", "1   0 rows", "200 rows", "40 rows",
+                                             "expert 2 of rank 0 is hot: 900 rows"});
+  expect_parts(live_svg({}, loads),
+               {"expert 2 of rank 0: 900 rows", "expert 5 of rank 3: 40 rows"});
 }
 
 TEST(InfoLive, PageHasTheWholeReport) {

@@ -177,8 +177,10 @@ WorldView two_pes();
 TEST(Pictures, CutNoTextAndFollowADarkScheme) {
   RankMatrix matrix{"world 0123456789abcdef, group 1", {}};
   matrix.values.assign(4, std::vector<double>(4, 1234.5));
-  ExpertLoads loads{"world 0123456789abcdef, group 1", std::vector<std::uint64_t>(8, 1'000'000'000),
-                    std::vector<bool>(4, true)};
+  ExpertLoads loads{"world 0123456789abcdef, group 1",
+                    std::vector<std::uint64_t>(8, 1'000'000'000),
+                    std::vector<bool>(4, true),
+                    {{0, 2}, {2, 2}, {4, 2}, {6, 2}}};
   std::vector<std::string> pictures = {live_svg({matrix}, {loads}, {matrix}),
                                        timeline_svg(two_pes()), to_svg(collect_topology("", 1))};
   for (const auto* const machine : {"dgx_h100", "hgx_4_nics", "dual_port", "two_planes"})
