@@ -84,13 +84,14 @@ inline ep::GroupOptions deepseek_options() {
   options.low_latency_max_tokens = 128;
   return options;
 }
-/// The experts of small_case and one less, so that they are not divisible by several ranks.
+/// One expert less than small_case, so that several ranks do not divide them.
 inline EpCase uneven_case(std::int32_t ranks, std::uint64_t seed = 1) {
   EpCase c = small_case(ranks, seed);
   c.experts = ranks * 3 - 1;
   return c;
 }
 /// Two experts on the first and the last rank, five on the one before the last, none on the others.
+/// For three ranks or more.
 inline EpCase gap_case(std::int32_t ranks, std::uint64_t seed = 1) {
   EpCase c = small_case(ranks, seed);
   c.experts = 9;

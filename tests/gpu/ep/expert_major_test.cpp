@@ -51,6 +51,16 @@ TEST_P(EpGpuExpertMajor, SmallAlignmentsWithExactSizes) {
   run_cases(exact_size_cases(GetParam()));
 }
 
+TEST_P(EpGpuExpertMajor, SmallUnevenExperts) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  std::vector<EpCase> cases{uneven_case(GetParam(), 41)};
+  if (GetParam() > 2) cases.push_back(gap_case(GetParam(), 42));
+  for (const EpCase& c : cases) {
+    run_case(c, {.alignment = 8, .cached = 1});
+    run_case(c, {.alignment = 1, .worst_case = true});
+  }
+}
+
 TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
   SHOAL_SKIP_WITHOUT_GPU();
   run_cases(worst_case_and_copy_out_cases(GetParam()));

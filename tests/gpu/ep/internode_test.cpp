@@ -67,6 +67,17 @@ class EpGpuInternode : public ::testing::TestWithParam<Grid> {};
 INSTANTIATE_TEST_SUITE_P(Grids, EpGpuInternode,
                          ::testing::Values(Grid{2, 1}, Grid{2, 2}, Grid{2, 4}, Grid{4, 2}));
 
+TEST_P(EpGpuInternode, UnevenExpertsMatchTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = shape(GetParam(), 41);
+  --c.experts;
+  run_group(c, [&](GpuGroup& group) { GpuRound(group, c, {}).run(); });
+  if (c.ranks < 3) return;
+  c.first_expert.assign(static_cast<std::size_t>(c.ranks), 2);
+  c.first_expert.front() = 0;
+  run_group(c, [&](GpuGroup& group) { GpuRound(group, c, {}).run(); });
+}
+
 TEST_P(EpGpuInternode, RowsOfAllKindsMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(GetParam(), 1);

@@ -70,6 +70,19 @@ TEST_P(EpGpuLowLatency, SmallEveryFormAndReduction) {
   });
 }
 
+TEST_P(EpGpuLowLatency, SmallUnevenExperts) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  std::vector<EpCase> cases{uneven_case(ranks(), 41)};
+  if (ranks() > 2) cases.push_back(gap_case(ranks(), 42));
+  for (EpCase& c : cases) {
+    c.hidden = 384;
+    for (const Quantize quantize : {Quantize::none, Quantize::fp8_ue8m0})
+      for (const Reduction reduction : kReductions)
+        run_rounds(c, {.quantize = quantize, .reduction = reduction, .defer_receive = deferred()},
+                   2);
+  }
+}
+
 TEST_P(EpGpuLowLatency, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {

@@ -54,6 +54,17 @@ TEST_P(EpGpu, SmallDispatchAndCombine) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) run_rounds(small_case(GetParam(), seed), {});
 }
 
+TEST_P(EpGpu, SmallUnevenExperts) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  std::vector<EpCase> cases{uneven_case(GetParam(), 41)};
+  if (GetParam() > 2) cases.push_back(gap_case(GetParam(), 42));
+  for (const EpCase& c : cases) {
+    run_rounds(c, {.dispatch = {.expert_alignment = 8}});
+    run_rounds(c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens},
+                   .place = OutputPlace::in_place});
+  }
+}
+
 TEST_P(EpGpu, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
