@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of low-latency dispatch in every format, against float64 and ml_dtypes: codes and scales bit
-by bit, each layout of scales, and the errors that docs/guide/formats.md states."""
+"""Dispatched rows in every format, against float64 and ml_dtypes: codes and scales bit by bit, each
+layout of scales, the same in normal mode, and the errors that docs/guide/formats.md states."""
 
 import re
 from pathlib import Path
@@ -46,6 +46,19 @@ def received(settings, x, **options):
         indices = torch.zeros((len(x), 1), dtype=torch.int64)
         got = group.low_latency_dispatch(x, indices, **options).receive()
         parts = [in_bytes(got.x[0]), in_bytes(got.scales[0])]
+        group.close()
+        return parts
+
+    return shoal.run_threads(1, body, settings)[0]
+
+
+def received_in_normal_mode(settings, x, expert_major, **options):
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=x.shape[1], top_k=1, experts=1, max_tokens=len(x))
+        routing = group.route(torch.zeros((len(x), 1), dtype=torch.int64))
+        got = group.dispatch(x, routing, expert_major=expert_major, **options)
+        parts = [in_bytes(got.x), in_bytes(got.scales)]
+        del got, routing
         group.close()
         return parts
 
@@ -112,6 +125,20 @@ def test_codes_and_scales_equal_ml_dtypes(format_, hidden, layout, settings):
     )
     codes = np.where(codes & 0x7F == 0x7F, 0x7F, codes) if format_ is mxfp8 else codes
     np.testing.assert_array_equal(codes, want_codes)
+
+
+@pytest.mark.parametrize("expert_major", [False, True])
+@pytest.mark.parametrize("hidden", [HIDDEN, 960, 64])
+@pytest.mark.parametrize("name", GROUPS)
+def test_normal_mode_sends_the_same_rows(name, hidden, expert_major, settings):
+    x = activations()[:, :hidden].contiguous()
+    options = {"quantize": name}
+    if name == "nvfp4":
+        options["global_scale"] = np.array([GLOBAL], np.float32)
+    codes, scales = received_in_normal_mode(settings, x, expert_major, **options)
+    want_codes, want_scales = received(settings, x, scale_layout="rows", **options)
+    np.testing.assert_array_equal(codes, want_codes)
+    np.testing.assert_array_equal(scales, want_scales)
 
 
 def decoded(name, codes, scales, rows, global_scale):

@@ -54,8 +54,10 @@ struct DispatchOptions {
   /// float32 or int32 [tokens, n], any strides; optional. Travels with the rows: the scales of
   /// float8 rows, for instance. One-byte scales are passed four to an int32.
   ConstTensorView scales{};
-  /// Not none: the rows of x, bfloat16, are encoded as they are sent, and the result has the codes
-  /// and `scales`. Equal on all ranks.
+  /// Not none: the rows of x, bfloat16, are encoded as they are sent. The result has their codes as
+  /// x, float8_e4m3 [rows, hidden], for nvfp4 uint8 [rows, hidden / 2], two channels a byte with the
+  /// first in the lower half, and the scales of each row: float32, uint8 for UE8M0, float8_e4m3 for
+  /// nvfp4; rows of one-byte scales are whole words of four. Equal on all ranks.
   Quantize quantize = Quantize::none;
   /// float32 [1], for nvfp4: as LowLatencyDispatchOptions::global_scale. Ranks that differ get
   /// Error{mismatch}.
@@ -87,8 +89,10 @@ struct ExpertMajorOptions {
   /// float32 or int32 [tokens, n], any strides; optional. Travels with the rows: the scales of
   /// float8 rows, for instance. One-byte scales are passed four to an int32.
   ConstTensorView scales{};
-  /// Not none: the rows of x, bfloat16, are encoded as they are sent, and the result has the codes
-  /// and `scales`. Equal on all ranks.
+  /// Not none: the rows of x, bfloat16, are encoded as they are sent. The result has their codes as
+  /// x, float8_e4m3 [rows, hidden], for nvfp4 uint8 [rows, hidden / 2], two channels a byte with the
+  /// first in the lower half, and the scales of each row: float32, uint8 for UE8M0, float8_e4m3 for
+  /// nvfp4; rows of one-byte scales are whole words of four. Equal on all ranks.
   Quantize quantize = Quantize::none;
   /// float32 [1], for nvfp4: as LowLatencyDispatchOptions::global_scale. Ranks that differ get
   /// Error{mismatch}.
@@ -126,8 +130,9 @@ struct ReceivedCounts {
 /// On GPUs the rows of scales, topk_idx, topk_weights and source_token are contiguous but lie apart
 /// (their first stride is larger than a row).
 struct Dispatched {
-  Tensor x;                      ///< [rows, hidden], dtype of the input, or EncodedRows
-  std::optional<Tensor> scales;  ///< [rows, n]; when DispatchOptions::scales is given, EncodedRows
+  Tensor x;  ///< [rows, hidden], dtype of the input, or as DispatchOptions::quantize says
+  /// [rows, n]; when DispatchOptions::scales or quantize is given.
+  std::optional<Tensor> scales;
   /// int64 [rows, top_k]: experts of this rank, numbered from 0; -1 for an expert elsewhere. Not
   /// with a cached handle.
   std::optional<Tensor> topk_idx;
@@ -151,9 +156,9 @@ struct Dispatched {
 /// topk_idx and source_token and 0 in topk_weights; rows of x and scales there are not
 /// initialized.
 struct ExpertMajorDispatched {
-  Tensor x;  ///< [rows, hidden], dtype of the input, or EncodedRows
-  std::optional<Tensor>
-      scales;  ///< [rows, n]; when ExpertMajorOptions::scales is given, EncodedRows
+  Tensor x;  ///< [rows, hidden], dtype of the input, or as ExpertMajorOptions::quantize says
+  /// [rows, n]; when ExpertMajorOptions::scales or quantize is given.
+  std::optional<Tensor> scales;
   /// int32 [L + 1], on GPUs in device memory: the first row of each block, then the end of the
   /// last one.
   Tensor expert_first_row;

@@ -159,8 +159,7 @@ def low_latency(
     and may write it into the rows. Returns [tokens, hidden].
 
     All ranks choose the mode alike: by a number that they have agreed on, not by their own tokens.
-    Otherwise ranks wait for each other: without GPUs they get a MismatchError at once, with GPUs a
-    TimeoutError, and the group ends.
+    Otherwise ranks wait for each other: they get a MismatchError at once, and the group ends.
 
     Raises InvalidArgumentError for rows of another dtype: low-latency rows are bfloat16, and a
     model in float32 would lose precision. Otherwise as `Group.low_latency_dispatch` does.

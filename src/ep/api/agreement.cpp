@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/api/agreement.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -54,19 +55,23 @@ std::int64_t digest_of(const std::vector<std::int32_t>& numbers) {
 
 /// Throws Error{mismatch}, on all ranks, naming the first number that differs. Collective.
 void fail_other_experts(const Team& team, const std::vector<std::int32_t>& mine) {
-  const std::vector<std::byte> all = shoal::detail::exchange(
-      state_of(team), mine.data(), mine.size() * sizeof(std::int32_t), "ep group");
-  const auto number = [&](Pe pe, std::size_t rank) {
-    std::int32_t value = 0;
-    std::memcpy(&value, all.data() + (pe * mine.size() + rank) * sizeof value, sizeof value);
-    return value;
-  };
-  for (std::size_t rank = 0; rank < mine.size(); ++rank)
-    for (Pe pe = 1; pe < team.size(); ++pe)
-      require(number(pe, rank) == number(0, rank), Code::mismatch,
-              "SHOAL-N500: ep::GroupOptions.first_expert[{}] differs between ranks: {} on PE {}, "
-              "{} on PE {}",
-              rank, number(0, rank), team.world_pe(0), number(pe, rank), team.world_pe(pe));
+  constexpr std::size_t kPart = 64;  // numbers that one exchange takes
+  for (std::size_t first = 0; first < mine.size(); first += kPart) {
+    const std::size_t count = std::min(kPart, mine.size() - first);
+    const std::vector<std::byte> all = shoal::detail::exchange(
+        state_of(team), mine.data() + first, count * sizeof(std::int32_t), "ep group");
+    const auto number = [&](Pe pe, std::size_t i) {
+      std::int32_t value = 0;
+      std::memcpy(&value, all.data() + (pe * count + i) * sizeof value, sizeof value);
+      return value;
+    };
+    for (std::size_t i = 0; i < count; ++i)
+      for (Pe pe = 1; pe < team.size(); ++pe)
+        require(number(pe, i) == number(0, i), Code::mismatch,
+                "SHOAL-N500: ep::GroupOptions.first_expert[{}] differs between ranks: {} on PE {}, "
+                "{} on PE {}",
+                first + i, number(0, i), team.world_pe(0), number(pe, i), team.world_pe(pe));
+  }
 }
 
 }  // namespace

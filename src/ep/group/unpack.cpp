@@ -10,7 +10,7 @@ namespace shoal::ep::detail {
 
 namespace {
 
-/// Scales of one byte as the words in which they lie; others as they are.
+/// Scales of one byte as the words in which they lie, whole ones for each row; others as they are.
 Tensor words_of(const Tensor& scales) {
   if (!scales.defined() || size_of(scales.dtype) != 1) return scales;
   TensorView words = scales;

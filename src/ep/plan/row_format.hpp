@@ -162,6 +162,20 @@ float global_scale_of(const Options& options) {
   return options.global_scale.defined() ? *options.global_scale.template as<float>() : 1.0F;
 }
 
+/// Bytes of the codes and scales of a row in the encoding that takes most, each on multiples of 16.
+constexpr std::size_t most_encoded_bytes(std::int64_t hidden) {
+  std::size_t most = 0;
+  for (const Quantize quantize : kQuantizations) {
+    if (quantize == Quantize::none) continue;
+    const RowFormat format(quantize);
+    const auto words =
+        static_cast<std::size_t>(format.scale_words(hidden, has_byte_scales(quantize)));
+    most = std::max(
+        most, align_up(format.row_bytes(hidden), kWireChunk) + align_up(4 * words, kWireChunk));
+  }
+  return most;
+}
+
 /// The rows of a result in host memory at `data`, as LowLatencyReceived describes them.
 TensorView rows_view(void* data, Quantize quantize, const Shape& shape);
 /// Its scales; not without quantization.

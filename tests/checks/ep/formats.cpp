@@ -77,14 +77,16 @@ void check_rows(ep::Group& group, const EpCase& c, const TensorMover& move, ep::
 
 }  // namespace
 
-void check_normal_formats(ep::Group& group, const EpCase& c, const TensorMover& move) {
+int check_normal_formats(ep::Group& group, const EpCase& c, const TensorMover& move) {
   const Inputs in(c, group.team().my_pe());
   const Tensor given = move.upload(in.x), weights = move.upload(in.weights),
                topk_idx = move.upload(in.topk_idx),
                global = move.upload(scale_of_all(kGlobalScale));
   const ep::Routing routing = group.route(topk_idx);
+  int layouts = 0;
   for (const bool expert_major : {false, true}) {
     if (expert_major && !expert_major_rows_fit(c)) continue;
+    ++layouts;
     ep::detail::AnyDispatchOptions options{{.weights = weights, .copy_out = true}, expert_major};
     PlainRows plain;
     {
@@ -103,6 +105,7 @@ void check_normal_formats(ep::Group& group, const EpCase& c, const TensorMover& 
           quantize == ep::Quantize::nvfp4 ? ConstTensorView(global) : ConstTensorView();
       ep::Handle handle;
       for (const bool cached : {false, true}) {
+        options.copy_out = cached;
         const ep::detail::AnyDispatched got =
             cached ? ep::detail::dispatch(group, given, handle, options)
                    : ep::detail::dispatch(group, given, routing, options);
@@ -111,6 +114,7 @@ void check_normal_formats(ep::Group& group, const EpCase& c, const TensorMover& 
       }
     }
   }
+  return layouts;
 }
 
 void check_refused_formats(ep::Group& group, const EpCase& c, const TensorMover& move) {
@@ -131,7 +135,8 @@ void check_refused_formats(ep::Group& group, const EpCase& c, const TensorMover&
   using enum ep::Quantize;
   refused(Code::mismatch, "call different operations", me == 0 ? fp8 : mxfp8, 1);
   refused(Code::mismatch, "call different operations", nvfp4, me == 0 ? 2 : 3);
-  for (const float bad : {0.0F, -1.0F, std::numeric_limits<float>::infinity()})
+  for (const float bad : {0.0F, -1.0F, std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN()})
     refused(Code::invalid_argument, "global_scale", nvfp4, bad);
   check_normal_formats(group, c, move);
 }

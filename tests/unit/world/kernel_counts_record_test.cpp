@@ -29,7 +29,7 @@ observe::GroupRecord read_group() {
 }
 
 struct Records {
-  explicit Records(const Settings& settings = {}) : group(settings, pe, 0, 0, {0, 1}, 1, 3) {
+  explicit Records(const Settings& settings = {}) : group(settings, pe, 0, 0, {0, 1}, 1, 0, 3) {
     group.leave_counters_to_kernels(true, true);
   }
   /// A call that queues kernels. Returns its duration.

@@ -54,8 +54,8 @@ struct ExpertTable {
 #endif
 };
 
-/// Places, then firsts. `ranks_per_target` ranks, of a node, count as one.
 static_assert(detail::kMaxExperts <= 1 << ExpertPlace::kLocalBits);
+/// Places, then firsts. `ranks_per_target` ranks, of a node, count as one.
 inline std::vector<std::int32_t> expert_table_words(const detail::Partition& partition,
                                                     std::int32_t ranks_per_target = 1) {
   const auto ranks = static_cast<std::int32_t>(partition.firsts().size()) - 1;

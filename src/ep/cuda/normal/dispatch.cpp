@@ -67,9 +67,12 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       [&] { return region_rows(call); }, kMaxDeviceTokens - 1);
 }
 
-/// True if the kernel that sends rows encodes them, which needs them in shared memory.
+/// True if the kernel that sends rows encodes them, which needs two in shared memory.
 bool Normal::encodes_while_sending(const detail::DispatchCall& call) const {
-  return call.encodes() && internode_ == nullptr && limits_.bulk_copies;
+  return call.encodes() && internode_ == nullptr && limits_.bulk_copies &&
+         fits_with_table(static_cast<std::uint32_t>(call.given_row_bytes()),
+                         static_cast<std::uint32_t>(call.scale_bytes()), limits_,
+                         table_bytes(call));
 }
 
 /// Bytes of a row of x as the kernel loads it.
@@ -83,7 +86,7 @@ void Normal::encode_rows(const detail::DispatchCall& call, NormalDispatch& param
                          cudaStream_t on) {
   if (!encoded_)
     encoded_.emplace(static_cast<std::size_t>(state_.shape.max_tokens) *
-                         (state_.shape.max_row_bytes + align_up(state_.shape.max_scales * 4, 16)),
+                         detail::most_encoded_bytes(state_.shape.hidden),
                      group_.resources);
   const std::shared_ptr<void> memory = group_.take(*encoded_);
   group_.uses(memory);
@@ -179,10 +182,10 @@ detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
                     static_cast<std::uint32_t>(call.scale_bytes()), limits_, table_bytes(call),
                     encodes_while_sending(call) ? static_cast<std::uint32_t>(call.row_bytes()) : 0);
   NormalDispatch params = dispatch_parameters(call, routing, *handle, region.get(), rows, plan);
+  if (call.encodes() && !encodes_while_sending(call)) encode_rows(call, params, on);
   ++state_.epoch;
   state_.world->progress().set(shoal::detail::Activity::dispatch, state_.epoch, "queued");
   if (call.expert_alignment() > 0) number_topk_slots(routing, on);
-  if (call.encodes() && !encodes_while_sending(call)) encode_rows(call, params, on);
   if (internode_ != nullptr)
     launch_internode_dispatch(
         {params, internode_->grid(), routing.node_arrays, handle->rail_arrays},
@@ -293,8 +296,12 @@ detail::AnyDispatched Normal::describe(const detail::DispatchCall& call,
   detail::AnyDispatched received;
   received.x = view(0, call.row_dtype(), {count, call.row_elements()}, call.row_bytes());
   const std::size_t at = layout.records;
-  if (call.has_scales())
-    received.scales = view(at, call.scale_dtype(), {count, call.scale_elements()}, record.bytes);
+  if (call.has_scales()) {
+    // A row of scales takes whole words.
+    const auto pitch = static_cast<std::int64_t>(call.scale_bytes() / size_of(call.scale_dtype()));
+    received.scales = view(at, call.scale_dtype(), {count, pitch}, record.bytes);
+    received.scales.shape[1] = call.scale_elements();
+  }
   if (call.options.weights.defined())
     received.topk_weights =
         view(at + record.weights, DataType::float32, {count, slots}, record.bytes);

@@ -104,7 +104,7 @@ class OwnTokens {
          scales.defined() ? scales.as<std::uint32_t>() + token * scales.strides[0] : nullptr,
          scales.defined() ? scales.strides[1] : 0},
         static_cast<const std::byte*>(call_.x.data) + token * call_.given_row_bytes()};
-    if (!call_.encodes()) return own;
+    if (!call_.encodes() || call_.routing->copies_of(token).empty()) return own;
     encode(reinterpret_cast<const std::uint16_t*>(own.row));
     own.row = encoded_.data();
     own.side.scales = reinterpret_cast<const std::uint32_t*>(encoded_.data() + scales_at_);
