@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include <shoal/config.hpp>
+
 namespace shoal::ep {
 
 /// The encoding in which rows of a dispatch travel and arrive. The sender encodes them, in the

@@ -55,9 +55,9 @@ struct DispatchOptions {
   /// float8 rows, for instance. One-byte scales are passed four to an int32.
   ConstTensorView scales{};
   /// Not none: the rows of x, bfloat16, are encoded as they are sent. The result has their codes as
-  /// x, float8_e4m3 [rows, hidden], for nvfp4 uint8 [rows, hidden / 2], two channels a byte with the
-  /// first in the lower half, and the scales of each row: float32, uint8 for UE8M0, float8_e4m3 for
-  /// nvfp4; rows of one-byte scales are whole words of four. Equal on all ranks.
+  /// x, float8_e4m3 [rows, hidden], for nvfp4 uint8 [rows, hidden / 2], two channels a byte with
+  /// the first in the lower half, and the scales of each row: float32, uint8 for UE8M0, float8_e4m3
+  /// for nvfp4; rows of one-byte scales are whole words of four. Equal on all ranks.
   Quantize quantize = Quantize::none;
   /// float32 [1], for nvfp4: as LowLatencyDispatchOptions::global_scale. Ranks that differ get
   /// Error{mismatch}.
@@ -90,9 +90,9 @@ struct ExpertMajorOptions {
   /// float8 rows, for instance. One-byte scales are passed four to an int32.
   ConstTensorView scales{};
   /// Not none: the rows of x, bfloat16, are encoded as they are sent. The result has their codes as
-  /// x, float8_e4m3 [rows, hidden], for nvfp4 uint8 [rows, hidden / 2], two channels a byte with the
-  /// first in the lower half, and the scales of each row: float32, uint8 for UE8M0, float8_e4m3 for
-  /// nvfp4; rows of one-byte scales are whole words of four. Equal on all ranks.
+  /// x, float8_e4m3 [rows, hidden], for nvfp4 uint8 [rows, hidden / 2], two channels a byte with
+  /// the first in the lower half, and the scales of each row: float32, uint8 for UE8M0, float8_e4m3
+  /// for nvfp4; rows of one-byte scales are whole words of four. Equal on all ranks.
   Quantize quantize = Quantize::none;
   /// float32 [1], for nvfp4: as LowLatencyDispatchOptions::global_scale. Ranks that differ get
   /// Error{mismatch}.

@@ -133,7 +133,8 @@ void CudaGroup::show(const CudaGroup& other) {
   check(cudaMemcpyAsync(other_memory_.get(), &other.device, sizeof(DeviceGroup),
                         cudaMemcpyHostToDevice, stream),
         "the other mode of an ep::Group");
-  check(cudaMemcpyAsync(&device.memory->other_mode, &shown, sizeof(shown), cudaMemcpyHostToDevice,
+  check(cudaMemcpyAsync(static_cast<void*>(&device.memory->other_mode),
+                        static_cast<const void*>(&shown), sizeof(shown), cudaMemcpyHostToDevice,
                         stream),
         "the other mode of an ep::Group");
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
