@@ -5,8 +5,6 @@
 // of the top-k indices, before they wait for anything else.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <vector>
 
