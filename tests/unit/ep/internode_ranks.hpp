@@ -46,7 +46,7 @@ struct Case {
   bool summed = false;  ///< expert output with a row for each top-k slot, outside the heap
   bool empty = false;   ///< rank 1 has no tokens, and no token goes to the last rank
   std::uint32_t seed = 1;
-  /// As in GroupOptions, [ranks + 1]; empty: local_experts on each rank.
+  /// [ranks + 1]: GroupOptions::first_expert. Where it is empty, each rank has local_experts.
   std::vector<std::int32_t> first_expert = {};
 
   std::int32_t experts() const {

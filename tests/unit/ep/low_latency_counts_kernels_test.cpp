@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of low-latency mode count, on a fake GPU, against the host backend.
+// Compares what the kernels of low-latency mode count, on a fake GPU, with the host backend.
 // @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
 //

@@ -570,8 +570,8 @@ TEST(NumericRowFormats, ErrorsAreWithinTheStatedBounds) {
   }
 }
 
-// What the divisions of cuda/device/encode.cuh rest on, for every 17th mantissa of a divisor; all
-// of them take six seconds.
+// The divisions of cuda/device/encode.cuh rest on this. Every 17th mantissa of a divisor is tried,
+// because all of them take six seconds.
 TEST(NumericNvfp4, AQuotientOfBfloat16IsRoundedCorrectlyByOneCorrection) {
   std::uint64_t wrong = 0;
   for (std::uint32_t bits = 0; bits < 1u << 23; bits += 17) {

@@ -51,7 +51,7 @@ __device__ inline float quotient(float dividend, float divisor, float inverse) {
   const float first = numeric::mul(dividend, inverse);
   return numeric::fma(numeric::fma(-first, divisor, dividend), inverse, first);
 }
-/// Of a number with at most eight bits of mantissa.
+/// The inverse of a number with at most eight bits of mantissa, rounded to nearest.
 __device__ inline float inverse_of(float number) {
   const float first = ptx::rcp_approx_ftz_f32(number);
   return numeric::fma(numeric::fma(-number, first, 1.0F), first, first);
