@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/group/expand.hpp"
 
-#include <algorithm>
-#include <cstring>
-#include <vector>
-
 #include "base/check.hpp"
 #include "ep/group/checks.hpp"
 
@@ -39,20 +35,6 @@ void check_scales(const GroupState& group, const ExpandOptions& options) {
       "bytes, one dtype, [{}, m] with contiguous rows and [{}, m]",
       [&] { return from.describe(); }, [&] { return to.describe(); }, options.x.shape[0],
       options.out.shape[0]);
-}
-
-/// Requires the caller's numbers of the first `slots` top-k slots to lie in `out`: those of another
-/// layout may not.
-void check_numbers(const ExpandOptions& options, std::int64_t slots) {
-  const std::int64_t copies = options.out.shape[0], top_k = options.topk_rows.shape[1];
-  for (std::int64_t i = 0; i < slots; ++i) {
-    const std::int32_t copy = options.topk_rows.as<std::int32_t>()[i];
-    require(
-        copy >= -1 && copy < copies, Code::invalid_argument,
-        "SHOAL-N544: expand: ExpandOptions.topk_rows[{}, {}] is {}; allowed with numbered: -1 to "
-        "{}, the rows of out",
-        i / top_k, i % top_k, copy, copies - 1);
-  }
 }
 
 }  // namespace
@@ -95,61 +77,6 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
                  {DataType::float32});
   }
   check_scales(group, options);
-}
-
-void expand_on_host(const ExpandOptions& options) {
-  const std::int64_t copies = options.out.shape[0], top_k = options.topk_idx.shape[1];
-  const std::int64_t rows =
-      options.rows.defined()
-          ? std::min<std::int64_t>(options.x.shape[0], *options.rows.as<std::int32_t>())
-          : options.x.shape[0];
-  if (options.numbered) check_numbers(options, rows * top_k);
-  const std::size_t row_bytes =
-      static_cast<std::size_t>(options.x.shape[1]) * size_of(options.x.dtype);
-  const auto* const counts = options.tokens_per_expert.as<std::int32_t>();
-  const auto* const ends = options.expert_ends.as<std::int32_t>();
-  const std::int64_t experts = options.expert_ends.shape[0];
-  auto* const topk_rows = options.topk_rows.as<std::int32_t>();
-  std::vector<std::int32_t> next(static_cast<std::size_t>(experts));
-  for (std::int64_t e = 0; e < experts; ++e) {
-    next[static_cast<std::size_t>(e)] = e == 0 ? 0 : ends[e - 1];
-    if (options.block_ends.defined())
-      options.block_ends.as<std::int32_t>()[e] = next[static_cast<std::size_t>(e)] + counts[e];
-  }
-  if (!options.numbered)
-    for (std::int64_t i = 0; i < options.topk_rows.size(); ++i) {
-      const std::int64_t expert = i < rows * top_k ? options.topk_idx.as<std::int64_t>()[i] : -1;
-      const bool here = expert >= 0 && expert < experts;
-      topk_rows[i] = here && next[static_cast<std::size_t>(expert)] < copies
-                         ? next[static_cast<std::size_t>(expert)]++
-                         : -1;
-    }
-  const ConstTensorView& scales = options.scales;
-  const TensorView& out_scales = options.out_scales;
-  const auto set_scales = [&](std::int64_t to, const std::uint32_t* from) {
-    for (std::int64_t s = 0; scales.defined() && s < scales.shape[1]; ++s)
-      out_scales.as<std::uint32_t>()[to * out_scales.strides[0] + s * out_scales.strides[1]] =
-          from == nullptr ? 0 : from[s];
-  };
-  std::vector<char> filled(static_cast<std::size_t>(copies));
-  for (std::int64_t i = 0; i < rows * top_k; ++i) {
-    const std::int64_t to = topk_rows[i], row = i / top_k;
-    if (to < 0) continue;
-    filled[static_cast<std::size_t>(to)] = 1;
-    std::memcpy(options.out.as<std::byte>() + static_cast<std::size_t>(to) * row_bytes,
-                options.x.as<std::byte>() + static_cast<std::size_t>(row) * row_bytes, row_bytes);
-    if (options.weights.defined())
-      options.out_weights.as<float>()[to] = options.weights.as<float>()[i];
-    if (scales.defined()) set_scales(to, scales.as<std::uint32_t>() + row * scales.strides[0]);
-  }
-  for (std::int64_t to = 0; to < copies; ++to) {
-    if (filled[static_cast<std::size_t>(to)] != 0) continue;
-    if (options.weights.defined()) options.out_weights.as<float>()[to] = 0;
-    if (!options.zero_padding) continue;
-    std::memset(options.out.as<std::byte>() + static_cast<std::size_t>(to) * row_bytes, 0,
-                row_bytes);
-    set_scales(to, nullptr);
-  }
 }
 
 }  // namespace shoal::ep::detail

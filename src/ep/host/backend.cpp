@@ -9,7 +9,6 @@
 
 #include "base/align.hpp"
 #include "base/check.hpp"
-#include "ep/group/expand.hpp"
 #include "ep/group/unpack.hpp"
 #include "ep/host/group/loads.hpp"
 #include "ep/host/group/regions.hpp"
@@ -37,11 +36,13 @@ class Normal final : public detail::NormalMode {
   Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) override;
   detail::AnyDispatched dispatch(const detail::DispatchCall& call) override;
   void unpack(const detail::AnyDispatched& received, const UnpackOptions& to) override;
-  void expand(const ExpandOptions& options) override { detail::expand_on_host(options); }
+  void expand(const ExpandOptions& options) override { host::expand(group_, options); }
   Combined combine(const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& options) override;
 
  private:
+  ExpertOutput prepared(const ConstTensorView& y, const CombineOptions& options);
+
   HostGroup& group_;
 };
 
@@ -173,14 +174,25 @@ detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
   });
 }
 
+/// Sums go to the staging area, from which peers read them, where it has the room.
+ExpertOutput Normal::prepared(const ConstTensorView& y, const CombineOptions& options) {
+  const GroupLayout& layout = group_.layout;
+  const std::size_t bytes =
+      static_cast<std::size_t>(options.topk_rows.shape[0] * y.shape[1]) * size_of(y.dtype);
+  const bool fits = bytes <= layout.staging_weights - layout.staging;
+  return prepare_expert_output(
+      y, options, fits ? group_.state.block + layout.staging : nullptr,
+      choose_store(y.bytes() + bytes, group_.state.shape.ranks, last_level_cache_bytes()), &group_.workers);
+}
+
 Combined Normal::combine(const ConstTensorView& y, const HandleState& handle,
                          const CombineOptions& options) {
   if (options.topk_rows.defined() || options.topk_idx.defined()) {
-    const ExpertOutput output = prepare_expert_output(y, options, &group_.workers);
-    CombineOptions prepared = options;
-    prepared.weights = output.weights;
-    prepared.topk_rows = prepared.topk_idx = {};
-    return combine(output.y, handle, prepared);
+    const ExpertOutput output = prepared(y, options);
+    CombineOptions rest = options;
+    rest.weights = output.weights;
+    rest.topk_rows = rest.topk_idx = {};
+    return combine(output.y, handle, rest);
   }
   check_staging(group_, y, options);
   return committed(group_, [&] {

@@ -176,8 +176,9 @@ Combined StagedNormal::combine(const ConstTensorView& y, const HandleState& hand
   options.out_weights = {};
   options.weights = weights;
   if (prepared) {
-    const host::ExpertOutput output = host::prepare_expert_output(given_rows, options);
-    std::memcpy(outputs.data, output.y.data, output.y.bytes());
+    const host::ExpertOutput output = host::prepare_expert_output(
+        given_rows, options, static_cast<std::byte*>(outputs.data), host::Store::cached);
+    if (output.y.data != outputs.data) std::memcpy(outputs.data, output.y.data, output.y.bytes());
     options.weights = weights = output.weights;
     options.topk_idx = options.topk_rows = {};
   }

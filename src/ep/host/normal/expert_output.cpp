@@ -21,10 +21,12 @@ void check_topk_rows(const ConstTensorView& topk_rows, std::int64_t rows) {
 }
 
 /// float32, top-k slots ascending, rounded once.
-Tensor sums_of(const ConstTensorView& y, const ConstTensorView& topk_rows, WorkerPool* workers) {
+Tensor sums_of(const ConstTensorView& y, const ConstTensorView& topk_rows, std::byte* at,
+               Store store, WorkerPool* workers) {
   const std::int64_t rows = topk_rows.shape[0], top_k = topk_rows.shape[1], hidden = y.shape[1];
   const std::size_t row_bytes = static_cast<std::size_t>(hidden) * size_of(y.dtype);
-  Tensor sums = Tensor::empty(y.dtype, {rows, hidden});
+  Tensor sums = at == nullptr ? Tensor::empty(y.dtype, {rows, hidden})
+                              : Tensor(TensorView(at, y.dtype, {rows, hidden}), nullptr);
   const auto add = [&](std::int64_t first, std::int64_t last) {
     std::array<const void*, kMaxTopK> parts;
     for (std::int64_t row = first; row < last; ++row) {
@@ -33,13 +35,14 @@ Tensor sums_of(const ConstTensorView& y, const ConstTensorView& topk_rows, Worke
         if (const std::int32_t from = topk_rows.as<std::int32_t>()[row * top_k + slot]; from >= 0)
           parts[count++] = y.as<std::byte>() + from * row_bytes;
       sum_rows(y.dtype, sums.as<std::byte>() + row * row_bytes, {parts.data(), count}, nullptr,
-               nullptr, static_cast<std::size_t>(hidden), Store::cached);
+               nullptr, static_cast<std::size_t>(hidden), store);
     }
   };
   if (workers != nullptr)
     workers->for_ranges(rows, add);
   else
     add(0, rows);
+  flush_streamed_rows();
   return sums;
 }
 
@@ -65,11 +68,11 @@ Tensor weights_of(const CombineOptions& options) {
 }  // namespace
 
 ExpertOutput prepare_expert_output(const ConstTensorView& y, const CombineOptions& options,
-                                   WorkerPool* workers) {
+                                   std::byte* sums, Store store, WorkerPool* workers) {
   if (options.topk_rows.defined()) check_topk_rows(options.topk_rows, y.shape[0]);
   ExpertOutput output;
-  output.y =
-      options.topk_rows.defined() ? sums_of(y, options.topk_rows, workers) : detail::for_reading(y);
+  output.y = options.topk_rows.defined() ? sums_of(y, options.topk_rows, sums, store, workers)
+                                         : detail::for_reading(y);
   if (options.weights.defined())
     output.weights = options.topk_rows.defined() || options.topk_idx.defined()
                          ? weights_of(options)

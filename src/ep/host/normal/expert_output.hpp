@@ -3,6 +3,7 @@
 // in the form in which a combine sends them.
 #pragma once
 
+#include "ep/host/rows/row_ops.hpp"
 #include "ep/host/rows/worker_pool.hpp"
 #include "shoal/ep/normal.hpp"
 
@@ -15,8 +16,9 @@ struct ExpertOutput {
 
 /// The sums of `options.topk_rows`, and the weights with zeros where a top-k slot has no expert
 /// here. Tensors that need no change refer to the caller's memory. Throws Error{invalid_argument}
-/// for an index of topk_rows outside y. `workers`: threads that add rows; nullptr: this one.
+/// for an index of topk_rows outside y. `sums`: the memory in which sums go, from which peers read
+/// them; nullptr: new memory. `workers`: threads that add rows; nullptr: this one.
 ExpertOutput prepare_expert_output(const ConstTensorView& y, const CombineOptions& options,
-                                   WorkerPool* workers = nullptr);
+                                   std::byte* sums, Store store, WorkerPool* workers = nullptr);
 
 }  // namespace shoal::ep::host

@@ -91,6 +91,10 @@ void dispatch_send(HostGroup& group, const DispatchCall& call, const DispatchPla
 detail::AnyDispatched dispatch_receive(HostGroup& group, const DispatchCall& call,
                                        const DispatchPlan& plan);
 
+/// Group::expand of checked arguments. Throws Error{invalid_argument} for the caller's numbers of
+/// rows outside `out`.
+void expand(HostGroup& group, const ExpandOptions& options);
+
 /// Throws Error{invalid_argument} when y or weights need staging and there is no room for them.
 /// Runs before the operation begins, so that the group stays usable.
 void check_staging(const HostGroup& group, const ConstTensorView& y, const CombineOptions& options);
