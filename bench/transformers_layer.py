@@ -28,6 +28,7 @@ from transformers.distributed.expert_parallel import EPImplementationInterface
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from rounds import origin
+from shoal.integrations.experts import SortedExperts
 from shoal.integrations.transformers import decode  # registers "shoal"
 
 NAMES = ("all_to_all", "shoal")
@@ -75,7 +76,8 @@ def measure(rank, options, folder):
     shoal_layer = layers["shoal"].layer
     rows = []
     for part, forward in (("layer", experts.forward), ("exchange", weighted)):
-        layers["all_to_all"].experts_forward = shoal_layer.forward = forward
+        layers["all_to_all"].experts_forward = forward
+        shoal_layer.local_experts = SortedExperts(forward)
         for tokens in options.tokens:
             times = measure_tokens(layers, tokens, rank, options, device)
             medians = [statistics.median(of_one) for of_one in times.values()]

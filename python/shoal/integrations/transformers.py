@@ -32,6 +32,7 @@ from ..errors import InvalidArgumentError
 from ..torch.functions import outside_graphs
 from ..torch.moe import refuse_replicated
 from . import ranks as of_ranks
+from .experts import SortedExperts
 from .ranks import Ranks, ranks_of
 
 __all__ = ["ShoalEP", "clip_grad_norm_", "decode", "gathered_state_dict", "parallelize"]
@@ -62,40 +63,35 @@ def decode(max_tokens: int) -> Iterator[None]:
         of_ranks.decode_tokens = before
 
 
-def expert_output(forward: Any, received: Any, dtype: torch.dtype) -> Tensor:
-    """The weighted output of the local experts for each received row. `forward` takes rows, local
-    expert ids [rows, 1] and weights [rows, 1] of `dtype`, as the experts of transformers do."""
-    rows = received.x
+def expert_output(experts: Callable[..., Tensor], received: Any, dtype: torch.dtype) -> Tensor:
+    """The weighted output of the local experts for each received row, with weights of `dtype`."""
+    rows, weights = received.x, received.topk_weights.to(dtype)
     counts = torch.tensor(received.tokens_per_expert, device=rows.device)
-    here = torch.arange(len(received.tokens_per_expert), device=rows.device)
-    ids = here.repeat_interleave(counts, output_size=rows.shape[0]).unsqueeze(1)
-    weights = received.topk_weights.to(dtype).unsqueeze(1)
     if rows.shape[0] > 0:
-        return forward(rows, ids, weights)
+        return experts(rows, counts, weights)
     # A row of zeros: the parameters then have gradients on every rank, which FSDP reduces.
-    zeros = rows.sum(dim=0, keepdim=True)
-    return forward(zeros, ids.new_zeros((1, 1)), weights.sum(dim=0, keepdim=True))[:0]
+    counts[0] = 1
+    return experts(rows.sum(dim=0, keepdim=True), counts, weights.sum(dim=0, keepdim=True))[:0]
 
 
-def low_latency_output(forward: Any, rows: Tensor, counts: Tensor) -> Tensor:
+def low_latency_output(experts: Callable[..., Tensor], rows: Tensor, counts: Tensor) -> Tensor:
     """Replaces the valid rows of low-latency mode by the local experts' output, without weights.
 
-    rows: [local experts, rows, hidden]. counts: the valid rows of each expert. `forward`: as in
-    expert_output.
+    rows: [local experts, rows, hidden]. counts: the valid rows of each expert.
     """
     valid = torch.arange(rows.shape[1], device=rows.device) < counts.unsqueeze(1)
     expert, row = valid.nonzero(as_tuple=True)
     if expert.shape[0] > 0:
         x = rows[expert, row]
-        rows[expert, row] = forward(x, expert.unsqueeze(1), x.new_ones((x.shape[0], 1))).to(x.dtype)
+        rows[expert, row] = experts(x, counts.long(), x.new_ones(x.shape[0])).to(x.dtype)
     return rows
 
 
 class _Layer:
     """One module of experts: sends tokens to the ranks of their experts and sums the output."""
 
-    def __init__(self, ranks: Ranks, forward: Callable[..., Tensor], experts: int) -> None:
-        self.ranks, self.forward, self.experts = ranks, forward, experts
+    def __init__(self, ranks: Ranks, local_experts: Callable[..., Tensor], experts: int) -> None:
+        self.ranks, self.local_experts, self.experts = ranks, local_experts, experts
         self.number = ranks.add_layer()
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -107,12 +103,12 @@ class _Layer:
                 hidden_states,
                 top_k_index,
                 top_k_weights,
-                lambda rows, counts: low_latency_output(self.forward, rows, counts),
+                lambda rows, counts: low_latency_output(self.local_experts, rows, counts),
             )
         received = shoal_torch.dispatch(
             group, hidden_states, top_k_index, top_k_weights, expert_major=True
         )
-        y = expert_output(self.forward, received, top_k_weights.dtype)
+        y = expert_output(self.local_experts, received, top_k_weights.dtype)
         return shoal_torch.combine(group, y.to(hidden_states.dtype), received)
 
 
@@ -126,7 +122,8 @@ class ShoalEP(EPImplementation):
     def __init__(self, experts: nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
         super().__init__(experts, ep_mesh, tp_mesh)
         ranks = ranks_of(ep_mesh.get_group(), torch.device(ep_mesh.device_type))
-        self.layer = _Layer(ranks, experts.forward, self.num_local_experts * ep_mesh.size())
+        local_experts = SortedExperts(experts.forward)
+        self.layer = _Layer(ranks, local_experts, self.num_local_experts * ep_mesh.size())
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         given = hidden_states, top_k_index, top_k_weights
@@ -176,13 +173,13 @@ class _SpreadLayer(_Layer):
 
     def __init__(self, ranks: Ranks, group: dist.ProcessGroup, module: nn.Module) -> None:
         self.size, self.group, self.module = dist.get_world_size(group), group, module
-        self.experts_forward = module.forward
+        self.sorted_experts = SortedExperts(module.forward)
         super().__init__(ranks, self._scaled, module.num_experts)
         self.checked: Any = None
 
-    def _scaled(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def _scaled(self, rows: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
         rows, weights = (_Scaled.apply(tensor, float(self.size)) for tensor in (rows, weights))
-        return _Scaled.apply(self.experts_forward(rows, ids, weights), 1 / self.size)
+        return _Scaled.apply(self.sorted_experts(rows, counts, weights), 1 / self.size)
 
     def __call__(self, *given: Tensor) -> Tensor:
         wrapper = DistributedDataParallel._active_ddp_module
