@@ -85,6 +85,41 @@ def check_results_and_gradients(world):
         close(experts.grad, mine(group, whole.grad))
 
 
+def check_rows_by_expert_and_by_rank_agree(world):
+    """Rows travel once per expert where the memory of all ranks has room for them, else once per
+    rank. All tokens go to the experts of rank 0, so that a group without room has none there."""
+    results = []
+    for room in (MAX_TOKENS, 14):
+        group = shoal.ep.Group(world.team, **OPTIONS | {"max_tokens": room, "live_results": 3})
+        x, idx, weights = batch(group.team.my_pe, tokens=14)
+        x.requires_grad_(), weights.requires_grad_()
+        idx[:] = torch.tensor([1, -1, 0])
+        received = shoal.torch.dispatch(group, x, idx, weights, expert_major=True)
+        assert group.statistics()["rows_sent"] == (28 if room == MAX_TOKENS else 14)
+        y = received.x * received.topk_weights.unsqueeze(1)
+        out = shoal.torch.combine(group, y, received)
+        out.square().sum().backward()
+        results.append((received.x, received.topk_weights, out, x.grad, weights.grad))
+    for with_room, without in zip(*results):
+        assert torch.equal(with_room, without)
+
+
+def check_rows_of_many_layers_are_kept(world):
+    """More layers wait for backward than results have room in the group's memory."""
+    group = shoal.ep.Group(world.team, **OPTIONS | {"live_results": 3})
+    x, idx, weights = batch(group.team.my_pe)
+    x.requires_grad_()
+    held = []
+    for layer in range(5):
+        received = shoal.torch.dispatch(group, (layer + 1) * x, idx, weights, expert_major=True)
+        held.append((received, shoal.torch.combine(group, received.x.square(), received)))
+    for layer, (received, out) in enumerate(held):
+        pairs = (idx >= 0).sum(1, keepdim=True)
+        close(out, ((layer + 1) * x).square() * pairs)
+    sum(out.sum() for _, out in held).backward()
+    close(x.grad, sum((layer + 1) ** 2 for layer in range(5)) * 2 * x * pairs)
+
+
 def check_second_derivative(world):
     group = shoal.ep.Group(world.team, **OPTIONS)
     x, idx, weights = batch(group.team.my_pe)

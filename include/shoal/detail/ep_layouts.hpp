@@ -17,9 +17,13 @@ namespace shoal::ep::detail {
 /// expert_major: the layout of ExpertMajorOptions, of which expert_alignment is the alignment.
 /// apart: the result of a captured dispatch lies where no other graph writes; without such room the
 /// dispatch is transient.
+/// also_rank_major: an expert-major dispatch of exact size that describes both layouts, so that a
+/// combine can sum the rows of a token at each rank before they travel. Where
+/// can_be_also_rank_major.
 struct AnyDispatchOptions : DispatchOptions {
   bool expert_major = false;
   bool apart = false;
+  bool also_rank_major = false;
 };
 
 /// A Dispatched or an ExpertMajorDispatched. Tensors that are absent are undefined, vectors empty,
@@ -35,6 +39,9 @@ struct AnyDispatched {
   /// ReceivedCounts, by the names of the interfaces in C and Python.
   Tensor row_count, expert_counts, expert_ends, source_ends;
   Handle handle;
+  // A dispatch that is also_rank_major:
+  Handle rank_major;  ///< of a combine with topk_rows
+  Tensor topk_rows;   ///< CombineOptions::topk_rows for it: int32 [rows of rank_major, top_k]
 };
 
 /// The calls of Group for either layout.
@@ -48,6 +55,8 @@ struct AnyDispatched {
                                                         Future after = {});
 /// True if a plain dispatch finds room for its result where no CUDA graph writes. Any thread.
 [[nodiscard]] bool has_room_beside_graphs(const Group& group);
+/// True for groups in host memory of one node.
+[[nodiscard]] bool can_be_also_rank_major(const Group& group);
 /// True if a CUDA graph captures the stream. Any thread.
 [[nodiscard]] bool captures(const Group& group, Stream stream) noexcept;
 void unpack(Group& group, const AnyDispatched& received, const UnpackOptions& to);

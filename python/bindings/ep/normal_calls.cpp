@@ -369,6 +369,10 @@ nb::tuple NormalCalls::dispatch_expert_major(nb::handle x, nb::handle layout, nb
   const bool is_new = nb::isinstance<CallRouting>(layout);
   ExpertMajorLayout made;
   ExpertMajorLayout& of = is_new ? made : nb::cast<ExpertMajorLayout&>(layout);
+  nb::object by_expert, their_weights = nb::none();
+  if (send_by_expert(rows, is_new ? layout : nb::none(), of, options, by_expert, their_weights))
+    return nb::make_tuple(by_expert, their_weights,
+                          is_new ? nb::cast(std::move(made)) : nb::borrow(layout));
   const CallReceived sent =
       send(rows, is_new ? &nb::cast<const CallRouting&>(layout).routing : nullptr,
            is_new ? nullptr : &of.layout.handle, options, nb::none(), Place::passing);
@@ -393,6 +397,46 @@ nb::tuple NormalCalls::dispatch_expert_major(nb::handle x, nb::handle layout, nb
   copies.launch.stream = options.launch.stream;
   expand(copies);
   return nb::make_tuple(out, out_weights, is_new ? nb::cast(std::move(made)) : nb::borrow(layout));
+}
+
+bool NormalCalls::send_by_expert(const TensorView& rows, nb::handle routing,
+                                 ExpertMajorLayout& layout,
+                                 const ep::detail::AnyDispatchOptions& given, nb::object& x,
+                                 nb::object& weights) {
+  const bool is_new = !routing.is_none();
+  if (is_new ? !ep::detail::can_be_also_rank_major(group_) : !layout.by_expert.valid())
+    return false;
+  ep::detail::AnyDispatchOptions options = given;
+  options.expert_major = options.also_rank_major = true;
+  ep::detail::AnyDispatched received;
+  try {
+    const nb::gil_scoped_release released;
+    received = is_new ? ep::detail::dispatch(group_, rows,
+                                             nb::cast<const CallRouting&>(routing).routing, options)
+                      : ep::detail::dispatch(group_, rows, layout.by_expert, options);
+  } catch (const Error& error) {
+    if (!is_new || error.code() != Code::exhausted) throw;
+    return false;
+  }
+  const auto copy = [this](const Tensor& from, std::int64_t columns, nb::handle dtype) {
+    nb::object to = maker_.make(from.shape[0], columns, dtype);
+    if (from.bytes() > 0)
+      std::memcpy(view_of_new(to, from.dtype, from.shape[0], columns).data, from.data,
+                  from.bytes());
+    return to;
+  };
+  if (is_new) {
+    layout.by_expert = received.handle;
+    layout.layout.handle = received.rank_major;
+    layout.topk_rows = copy(received.topk_rows, top_k_, int32_);
+    layout.tokens_per_expert = received.tokens_per_expert;
+    layout.rows = received.handle.result_rows();
+  }
+  if (options.weights.defined()) weights = copy(received.topk_weights, -1, float32_);
+  // The largest result finds room beside all others but one.
+  const bool stays = held() + 1 < group_.options().live_results;
+  x = take_x(received, options.launch.stream, stays ? Place::held : Place::copied);
+  return true;
 }
 
 nb::tuple NormalCalls::combine_expert_major(nb::handle y, const ExpertMajorLayout& layout,

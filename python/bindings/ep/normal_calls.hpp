@@ -69,10 +69,12 @@ struct CallReceived {
   std::vector<std::int64_t> tokens_per_expert;
 };
 
-/// The layout of an expert-major dispatch of shoal.torch. Rows travel once per rank; each is then
-/// copied for each of its experts here.
+/// The layout of an expert-major dispatch of shoal.torch. Rows travel once per rank, and each is
+/// then copied for each of its experts here; or they travel once per expert, where that is a store
+/// to the memory of a rank of this machine (ep::detail::can_be_also_rank_major).
 struct ExpertMajorLayout {
-  CallLayout layout;
+  CallLayout layout;     ///< rank-major
+  ep::Handle by_expert;  ///< valid where rows travel once per expert
   nb::object topk_idx;   ///< int64 [received rows, top_k]: local experts, or -1
   nb::object topk_rows;  ///< int32 [received rows, top_k]: expert-major rows, or -1
   std::vector<std::int64_t> tokens_per_expert;
@@ -169,6 +171,11 @@ class NormalCalls {
                             nb::handle scales, bool is_new, Counts counts);
   bool take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const;
   nb::object take_x(ep::detail::AnyDispatched& received, Stream stream, Place place) const;
+  /// dispatch_expert_major of rows that travel once per expert, into `layout` or in its layout.
+  /// False on all ranks where the memory of one of them has no room for its rows.
+  bool send_by_expert(const TensorView& rows, nb::handle routing, ExpertMajorLayout& layout,
+                      const ep::detail::AnyDispatchOptions& given, nb::object& x,
+                      nb::object& weights);
 
   ep::Group& group_;  ///< which results_ keeps
   PlainTensors tensors_;

@@ -23,6 +23,7 @@ from ..errors import Error, InvalidArgumentError, MismatchError, TimeoutError
 
 _HEAP_BYTES = 64 << 30  # of address space; memory is taken on use
 _FEWEST_TOKENS = 128  # capacity of a group, so that few calls make a larger one
+_SPREAD = 1.5  # rows of a rank in units of the mean, for which a group in host memory has room
 _CLOSE_S = 30.0  # of the other ranks, at the end of the program
 _CALL = struct.Struct("<7q")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -66,15 +67,15 @@ class Ranks:
     """A world over a process group. Its groups grow with the calls that they serve."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        settings: dict[str, Any] = {"heap": "cuda" if on_gpu else "host"}
-        if on_gpu:
+        self.on_gpu = device.type == "cuda"
+        settings: dict[str, Any] = {"heap": "cuda" if self.on_gpu else "host"}
+        if self.on_gpu:
             settings["device"] = torch.cuda.current_device()
         if "SHOAL_SYMMETRIC_SIZE" not in os.environ:
             settings["symmetric_size"] = _HEAP_BYTES
         self.world = World.from_torch(group, settings)
         self.team = self.world.team
-        self._groups: dict[tuple[int, ...], Any] = {}  # by shape and mode
+        self._groups: dict[tuple[int, ...], tuple[int, Any]] = {}  # by shape and mode, with tokens
         self._layers = 0
 
     def add_layer(self) -> int:
@@ -120,12 +121,13 @@ class Ranks:
     def _group(self, call: Call, tokens: int, low_latency: bool) -> Any:
         limit = "low_latency_max_tokens" if low_latency else "max_tokens"
         key = call.hidden, call.top_k, call.experts, call.dtype, low_latency
-        group = self._groups.get(key)
-        if group is not None and group.options[limit] >= tokens:
+        capacity, group = self._groups.get(key, (0, None))
+        if capacity >= tokens:
             return group
-        capacity = tokens
-        if not low_latency:
-            capacity = _FEWEST_TOKENS if group is None else group.options[limit]
+        if low_latency:
+            capacity = tokens
+        else:
+            capacity = capacity or _FEWEST_TOKENS
             while capacity < tokens:
                 capacity *= 2
         # Layers that wait for backward keep the old group, whose memory returns after them.
@@ -136,8 +138,26 @@ class Ranks:
             "dtype": str(_DTYPES[call.dtype]).removeprefix("torch."),
             limit: capacity,
         }
-        group = self._groups[key] = ep.Group(self.team, **options)
+        if not low_latency and not self.on_gpu:
+            options |= self._room_by_expert(call, capacity)
+        group = ep.Group(self.team, **options)
+        self._groups[key] = capacity, group
         return group
+
+    def _room_by_expert(self, call: Call, tokens: int) -> dict[str, int]:
+        """Room for the rows of every layer until backward, one for each expert of a token.
+
+        Rows then stay where they arrive. They are memory of the heap, which is taken on use, up to
+        a quarter of its addresses; what does not fit is copied to torch's memory.
+        """
+        ranks = self.world.n_pes
+        experts_here = -(-call.experts // ranks)
+        mean = tokens * min(call.top_k, experts_here * ranks) / ranks
+        room = {"max_tokens": max(tokens, int(_SPREAD * mean))}
+        result = room["max_tokens"] * ranks * call.hidden * _DTYPES[call.dtype].itemsize
+        most = (self.world.heap_size // (4 * result) + 1) // 2  # n results take 2 n - 1 times one
+        room["live_results"] = min(self._layers + 2, most)
+        return room if most > 2 else {}
 
     def close(self) -> None:
         self._groups.clear()

@@ -197,6 +197,11 @@ std::future<AnyDispatched> dispatch_async(Group& group, const ConstTensorView& x
   });
 }
 
+bool can_be_also_rank_major(const Group& group) {
+  const auto& state = state_of(group);
+  return state->backend->normal().kind == BackendKind::host && state->nodes.count == 1;
+}
+
 bool has_room_beside_graphs(const Group& group) {
   const auto& state = state_of(group);
   return state == nullptr || state->arena.has_plain_room();

@@ -184,6 +184,8 @@ struct HandleState {
   std::int64_t result_rows = 0;       ///< received, or worst_case_rows
   std::int32_t expert_alignment = 0;  ///< of the blocks of an expert-major layout; 0: rank-major
   ExpertRows expert_rows;             ///< of the expert-major layout
+  /// The rank-major layout of the same dispatch, where that was asked for.
+  std::shared_ptr<const HandleState> rank_major;
   std::vector<std::int32_t> tokens_per_expert;  ///< [experts here] received here; empty on GPUs
   std::vector<Forwarded> forwarded;  ///< [nodes] if there are several: forwarded for each peer
 

@@ -182,7 +182,8 @@ ExpertOutput Normal::prepared(const ConstTensorView& y, const CombineOptions& op
   const bool fits = bytes <= layout.staging_weights - layout.staging;
   return prepare_expert_output(
       y, options, fits ? group_.state.block + layout.staging : nullptr,
-      choose_store(y.bytes() + bytes, group_.state.shape.ranks, last_level_cache_bytes()), &group_.workers);
+      choose_store(y.bytes() + bytes, group_.state.shape.ranks, last_level_cache_bytes()),
+      &group_.workers);
 }
 
 Combined Normal::combine(const ConstTensorView& y, const HandleState& handle,

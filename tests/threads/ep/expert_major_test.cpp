@@ -4,10 +4,12 @@
 // @traits slow
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "checks/ep/expert_major_cases.hpp"
 #include "checks/ep/normal.hpp"
+#include "shoal/detail/ep_layouts.hpp"
 #include "shoal/world.hpp"
 #include "support/draws.hpp"
 #include "support/expect_error.hpp"
@@ -120,6 +122,80 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
   });
 }
 
+/// Requires the rows and numbers of a dispatch in both layouts to be those of a rank-major one whose
+/// rows are expanded.
+void check_both_layouts(World& world, ep::Group& group, const EpCase& c) {
+  const Inputs in(c, world.my_pe());
+  const ep::Routing routing = group.route(in.topk_idx);
+  ep::detail::AnyDispatchOptions options;
+  options.weights = in.weights;
+  options.expert_major = options.also_rank_major = true;
+  const ep::detail::AnyDispatched both = ep::detail::dispatch(group, in.x, routing, options);
+  const ep::Dispatched by_rank = group.dispatch(in.x, routing, {.weights = in.weights});
+  const std::int64_t rows = by_rank.x.shape[0], copies = both.x.shape[0];
+  const auto experts = static_cast<std::int64_t>(both.tokens_per_expert.size());
+  Tensor counts = Tensor::empty(DataType::int32, {experts}),
+         ends = Tensor::empty(DataType::int32, {experts}),
+         out = Tensor::empty(DataType::bfloat16, {copies, c.hidden}),
+         weights = Tensor::empty(DataType::float32, {copies}),
+         topk_rows = Tensor::empty(DataType::int32, {rows, c.top_k});
+  std::int32_t end = 0;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    counts.as<std::int32_t>()[e] =
+        static_cast<std::int32_t>(both.tokens_per_expert[static_cast<std::size_t>(e)]);
+    ends.as<std::int32_t>()[e] = end += counts.as<std::int32_t>()[e];
+  }
+  group.expand({.x = by_rank.x,
+                .topk_idx = *by_rank.topk_idx,
+                .tokens_per_expert = counts,
+                .expert_ends = ends,
+                .weights = *by_rank.topk_weights,
+                .topk_rows = topk_rows,
+                .out = out,
+                .out_weights = weights});
+  ASSERT_EQ(both.topk_rows.shape[0], rows);
+  expect_same("x", both.x.data, out.data, out.bytes(), 2);
+  expect_same("weights", both.topk_weights.data, weights.data, weights.bytes(), 4);
+  expect_same("topk_rows", both.topk_rows.data, topk_rows.data, topk_rows.bytes(), 4);
+
+  const ep::Combined sums = group.combine(both.x, both.rank_major, {.topk_rows = both.topk_rows});
+  const ep::Combined wanted = group.combine(out, by_rank.handle, {.topk_rows = topk_rows});
+  expect_same("sums", sums.x.data, wanted.x.data, wanted.x.bytes(), 2);
+
+  Tensor other = Tensor::empty(in.x.dtype, {in.x.shape[0], in.x.shape[1]});
+  std::memcpy(other.data, in.x.data, in.x.bytes());
+  std::reverse(other.as<std::uint16_t>(), other.as<std::uint16_t>() + other.size());
+  const ep::detail::AnyDispatched again = ep::detail::dispatch(group, other, both.handle, options);
+  const ep::Dispatched plain = group.dispatch(other, by_rank.handle, {.weights = in.weights});
+  group.expand({.x = plain.x,
+                .topk_idx = *by_rank.topk_idx,
+                .tokens_per_expert = counts,
+                .expert_ends = ends,
+                .topk_rows = topk_rows,
+                .out = out});
+  expect_same("x of the handle", again.x.data, out.data, out.bytes(), 2);
+}
+
+TEST(EpExpertMajorMode, AlsoRankMajorNumbersTheRowsOfEachSum) {
+  Draws draws(23);
+  for (int round = 0; round < 16; ++round) {
+    EpCase c;
+    c.seed = static_cast<std::uint64_t>(draws.pick(1, 1 << 20));
+    c.ranks = static_cast<std::int32_t>(draws.pick(1, 6));
+    c.experts = c.ranks * static_cast<std::int32_t>(draws.pick(1, 6));
+    c.top_k = static_cast<std::int32_t>(draws.pick(1, std::min(8, c.experts)));
+    c.hidden = 8 * draws.pick(1, 40);
+    c.max_tokens = draws.pick(1, 40);
+    ep::GroupOptions options = options_for(c);
+    options.max_tokens = c.max_tokens * c.top_k;  // room for a row of every expert
+    options.live_results = 4;
+    run_group(c, options, [&](World& world, ep::Group& group) {
+      EXPECT_TRUE(ep::detail::can_be_also_rank_major(group));
+      check_both_layouts(world, group, c);
+    });
+  }
+}
+
 /// Code and text of what `call` throws.
 std::pair<Code, std::string> thrown(const std::function<void()>& call) {
   try {
@@ -147,6 +223,14 @@ TEST(EpExpertMajorMode, RanksThatDifferAreReported) {
       group.dispatch_expert_major(in.x, routing, {.alignment = world.my_pe() == 2 ? 16 : 8});
     });
     EXPECT_EQ(two, Code::mismatch) << other;
+    const auto [three, sums] = thrown([&] {
+      ep::detail::AnyDispatchOptions options;
+      options.expert_major = true;
+      options.also_rank_major = world.my_pe() == 1;
+      (void)ep::detail::dispatch(group, in.x, routing, options);
+    });
+    EXPECT_EQ(three, Code::mismatch) << sums;
+    expect_parts(sums, {"expert_alignment 1, with sums by rank"});
     check_expert_major(group, c, {.alignment = 16}, host_tensors());  // the group stays usable
   });
 }

@@ -24,13 +24,14 @@ std::size_t product(Factors... factors) {
 }  // namespace
 
 ReceiveLayout::ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size_t scale_bytes,
-                             std::int32_t topk_slots) {
+                             std::int32_t topk_slots, std::int64_t numbered) {
   Cursor cursor;
   x = cursor.take(rows * row_bytes);
   scales = cursor.take(rows * scale_bytes);
   topk_idx = cursor.take(rows * topk_slots * sizeof(std::int64_t));
   weights = cursor.take(rows * topk_slots * sizeof(float));
   source_token = cursor.take(rows * sizeof(std::int32_t));
+  topk_rows = cursor.take(numbered * sizeof(std::int32_t));
   total = align_up(cursor.at, kPageBytes);
 }
 

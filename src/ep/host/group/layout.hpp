@@ -25,10 +25,12 @@ using detail::Shape;
 
 /// The arrays of one dispatch's result, one after another.
 struct ReceiveLayout {
-  std::size_t x = 0, scales = 0, topk_idx = 0, weights = 0, source_token = 0, total = 0;
+  std::size_t x = 0, scales = 0, topk_idx = 0, weights = 0, source_token = 0, topk_rows = 0,
+              total = 0;
 
+  /// numbered: elements of topk_rows.
   ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size_t scale_bytes,
-                std::int32_t topk_slots);
+                std::int32_t topk_slots, std::int64_t numbered = 0);
 };
 
 /// Notice that a rank publishes at the start of a normal operation; followed by int32 counts of
@@ -43,6 +45,7 @@ struct NormalNotice {
   std::uint32_t scales;  ///< scales per row
   std::uint32_t has_weights;
   std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: rank-major
+  std::uint32_t also_rank_major;   ///< of an expert-major dispatch
   std::uint32_t quantize;          ///< dispatch: Quantize
   float global_scale;              ///< of nvfp4
   /// Epochs of the last low-latency operations that the rank had sent before.

@@ -98,6 +98,11 @@ detail::AnyDispatched dispatch_receive(HostGroup& group, const DispatchCall& cal
   for (std::size_t expert = 0; expert < handle.tokens_per_expert.size(); ++expert)
     group.state.recorder.received(static_cast<std::int64_t>(expert),
                                   static_cast<std::uint64_t>(handle.tokens_per_expert[expert]));
+  if (const auto& rank_major = handle.rank_major; rank_major && !call.cached) {
+    received.rank_major = shoal::detail::Access::make<Handle>(rank_major);
+    received.topk_rows = result(plan, copy, base + layout.topk_rows, DataType::int32,
+                                {rank_major->received, shape.top_k});
+  }
   received.rows = handle.received;
   received.handle = shoal::detail::Access::make<Handle>(plan.handle);
   group.state.statistics.rows_received += std::accumulate(

@@ -26,7 +26,8 @@ class Scatter final : public LocalWork {
         call_(call),
         plan_(plan),
         side_(call, group.state.shape),
-        expert_major_(plan.handle->expert_alignment > 0) {
+        expert_major_(plan.handle->expert_alignment > 0),
+        numbers_rows_(call.options.also_rank_major && !call.cached) {
     const detail::RoutingState& routing = *call.routing;
     rows_ = expert_major_ ? std::accumulate(routing.tokens_per_expert.begin(),
                                             routing.tokens_per_expert.end(), std::size_t{0})
@@ -66,6 +67,7 @@ class Scatter final : public LocalWork {
         side_.write_expert_major(side, at.topk_slot, plan_.target[at.rank], plan_.layout[at.rank],
                                  at.row);
       }
+      if (numbers_rows_) number_rows(token);
     } else {
       for (const Copy& copy : call_.routing->copies_of(token)) {
         if (!group_.state.nodes.here(copy.rank)) continue;
@@ -77,11 +79,26 @@ class Scatter final : public LocalWork {
     if (count > 0) scatter_row({rows, count}, own.row, row_bytes, store_);
   }
 
+  /// Tells each rank which of its rows make up its sum of the token.
+  void number_rows(std::int64_t token) const {
+    const TopkRows rows(*plan_.handle, token);
+    const std::int32_t top_k = call_.routing->shape.top_k;
+    for (const Copy& copy : call_.routing->copies_of(token)) {
+      const std::int64_t row = plan_.handle->rank_major->first_row[copy.rank] + copy.row;
+      auto* const slots = reinterpret_cast<std::int32_t*>(plan_.target[copy.rank] +
+                                                          plan_.layout[copy.rank].topk_rows) +
+                          row * top_k;
+      std::fill_n(slots, top_k, -1);
+      for (const TopkRow& at : rows)
+        if (at.rank == copy.rank) slots[at.topk_slot] = static_cast<std::int32_t>(at.row);
+    }
+  }
+
   HostGroup& group_;
   const DispatchCall& call_;
   const DispatchPlan& plan_;
   SidePayload side_;
-  bool expert_major_;
+  bool expert_major_, numbers_rows_;
   std::size_t rows_;
   Store store_;
   std::int64_t next_ = 0;

@@ -47,7 +47,8 @@ std::string describe(const NormalNotice& notice) {
       notice.handle_epoch == 0 ? "its own" : fmt::format("dispatch {}", notice.handle_epoch),
       notice.expert_alignment == 0
           ? "rank-major"
-          : fmt::format("expert_major with expert_alignment {}", notice.expert_alignment));
+          : fmt::format("expert_major with expert_alignment {}{}", notice.expert_alignment,
+                        notice.also_rank_major != 0 ? ", with sums by rank" : ""));
 }
 
 /// Every rank compares all notices with that of rank 0, so that all ranks reach the same result.
@@ -58,7 +59,8 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board, std::uint
     if (other.operation == first.operation && other.dtype == first.dtype &&
         other.scales == first.scales && other.has_weights == first.has_weights &&
         other.handle_epoch == first.handle_epoch &&
-        other.expert_alignment == first.expert_alignment && other.quantize == first.quantize &&
+        other.expert_alignment == first.expert_alignment &&
+        other.also_rank_major == first.also_rank_major && other.quantize == first.quantize &&
         other.global_scale == first.global_scale)
       continue;
     fail(Code::mismatch,
@@ -140,6 +142,14 @@ NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNot
 
 namespace {
 
+/// rank_major_rows: those of the same tokens.
+ReceiveLayout layout_of(const DispatchCall& call, std::int64_t rows, std::int64_t rank_major_rows) {
+  const std::int64_t topk_rows = call.options.also_rank_major && !call.cached
+                                     ? rank_major_rows * call.routing->shape.top_k
+                                     : 0;
+  return {rows, call.row_bytes(), call.scale_bytes(), call.topk_slots(), topk_rows};
+}
+
 /// The largest number of rows that a result of this call can have, if its size is not known
 /// beforehand.
 std::int64_t exact_rows(const HostGroup& group, const DispatchCall& call) {
@@ -147,7 +157,7 @@ std::int64_t exact_rows(const HostGroup& group, const DispatchCall& call) {
   return detail::rows_that_fit(
       group.state.shape.max_expert_major_rows(call.expert_alignment()), group.layout.largest_result,
       [&](std::int64_t rows) {
-        return ReceiveLayout(rows, call.row_bytes(), call.scale_bytes(), call.topk_slots()).total;
+        return layout_of(call, rows, group.state.shape.max_received()).total;
       });
 }
 
@@ -156,7 +166,7 @@ std::shared_ptr<Region> take_region(HostGroup& group, const DispatchCall& call) 
   const std::int64_t rows = call.options.worst_case_rows > 0 ? call.options.worst_case_rows
                             : call.cached                    ? call.cached->received
                                                              : exact_rows(group, call);
-  const ReceiveLayout layout(rows, call.row_bytes(), call.scale_bytes(), call.topk_slots());
+  const ReceiveLayout layout = layout_of(call, rows, group.state.shape.max_received());
   const auto offset = group.state.arena.take(layout.total);
   return offset ? std::make_shared<Region>(group.state.shared_from_this(), *offset) : nullptr;
 }
@@ -214,6 +224,12 @@ std::shared_ptr<HandleState> new_handle(const HostGroup& group, const DispatchCa
   handle->rows_by_rank = detail::rows_before(handle->counts, ranks, ranks);
   handle->received = handle->rows_by_rank[group.state.me];
   handle->expert_alignment = call.expert_alignment();
+  if (call.options.also_rank_major) {
+    auto rank_major = std::make_shared<HandleState>(*handle);
+    rank_major->expert_alignment = 0;
+    rank_major->result_rows = rank_major->received;
+    handle->rank_major = std::move(rank_major);
+  }
   if (handle->expert_alignment > 0) use_expert_major_layout(group, board, *handle);
   if (group.state.nodes.count > 1) prepare_forwarding(group, board, *handle);
   return handle;
@@ -262,6 +278,7 @@ DispatchPlan notify(HostGroup& group, const DispatchCall& call) {
   notice.scales = static_cast<std::uint32_t>(call.scale_bytes() / 4);
   notice.has_weights = call.options.weights.defined();
   notice.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
+  notice.also_rank_major = call.options.also_rank_major;
   notice.quantize = static_cast<std::uint32_t>(call.options.quantize);
   notice.global_scale = detail::global_scale_of(call.options);
 
@@ -277,7 +294,9 @@ DispatchPlan notify(HostGroup& group, const DispatchCall& call) {
   for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
     const std::int64_t rows = std::max(board[rank].rows, plan.handle->received_by(rank));
     plan.target.push_back(group.state.heap_of(rank, board[rank].base));
-    plan.layout.emplace_back(rows, call.row_bytes(), call.scale_bytes(), call.topk_slots());
+    const auto& rank_major = plan.handle->rank_major;
+    plan.layout.push_back(
+        layout_of(call, rows, rank_major ? rank_major->received_by(rank) : std::int64_t{0}));
   }
   plan.handle->result_rows = std::max(call.options.worst_case_rows, plan.handle->received);
   group.state.arena.shrink(plan.region->offset, plan.layout[group.state.me].total);
