@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expert-major dispatch and combine: rows grouped by expert, as grouped products take them.
 
-A row travels once to each rank that has one of its experts, and is copied there for each of them.
-The copies lie in torch's memory, so that any number of layers may keep them until backward.
+A row travels once to each rank that has one of its experts, and is copied there for each of them,
+to torch's memory. Ranks of one host store it once per expert, where the result lies.
 """
 
 from __future__ import annotations
