@@ -349,24 +349,29 @@ __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, 
 }
 
 // Release: every thread that signals issues a fence and stores relaxed, so that the fence overlaps
-// with the load of the epoch.
+// with the loads of the epoch and of the first address.
 template <SHOAL_SCOPE S>
 __device__ bool barrier(S scope, const World& world, const Team& team) {
   const auto first = static_cast<Pe>(scope.rank());
   const auto step = static_cast<Pe>(scope.size());
   scope.sync();
   const std::uint64_t last = *team.epoch;
+  std::uint64_t* const mine = team.arrived + world.my_pe;
+  std::uint64_t* theirs = nullptr;
+  const auto find = [&](Pe pe) {  // the next PE to signal, from `pe` on
+    while (pe < world.n_pes && (!detail::is_member(team, pe) || pe == world.my_pe)) pe += step;
+    if (pe < world.n_pes) theirs = detail::reach(world, mine, sizeof *mine, pe);
+    return pe;
+  };
+  Pe to = find(first);
   if (first < world.n_pes) ptx::fence_acq_rel_sys();
   const std::uint64_t epoch = detail::next_epoch(team, last);
   bool ok = true;
-  for (Pe pe = first; pe < world.n_pes; pe += step) {
-    if (!detail::is_member(team, pe) || pe == world.my_pe) continue;
-    std::uint64_t* const mine = team.arrived + world.my_pe;
-    std::uint64_t* const theirs = detail::reach(world, mine, sizeof *mine, pe);
+  for (; to < world.n_pes; to = find(to + step)) {
     if (theirs != nullptr)
       ptx::st_relaxed_sys(theirs, epoch);
     else
-      ok = detail::arrive_unreached(world, mine, epoch, pe) && ok;
+      ok = detail::arrive_unreached(world, mine, epoch, to) && ok;
   }
   for (Pe pe = first; pe < world.n_pes && ok; pe += step)
     if (detail::is_member(team, pe) && pe != world.my_pe)
