@@ -122,8 +122,8 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
   });
 }
 
-/// Requires the rows and numbers of a dispatch in both layouts to be those of a rank-major one whose
-/// rows are expanded.
+/// Requires the rows and numbers of a dispatch in both layouts to be those of a rank-major one that
+/// is expanded.
 void check_both_layouts(World& world, ep::Group& group, const EpCase& c) {
   const Inputs in(c, world.my_pe());
   const ep::Routing routing = group.route(in.topk_idx);
