@@ -247,9 +247,10 @@ void Normal::unpack(const detail::AnyDispatched& received, const UnpackOptions& 
   group_.end(to.launch, on);
 }
 
-void Normal::expand(const ExpandOptions& options) {
+void Normal::expand(const ExpandOptions& options, bool beside_previous) {
   cudaStream_t on = group_.begin(options.launch);
-  launch_expand(expand_parameters(options), limits_.multiprocessors, limits_.overlap_launches, on);
+  launch_expand(expand_parameters(options, beside_previous && limits_.overlap_launches),
+                limits_.multiprocessors, limits_.overlap_launches, on);
   group_.end(options.launch, on);
 }
 
