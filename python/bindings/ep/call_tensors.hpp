@@ -39,6 +39,10 @@ std::int64_t experts_of(const char* call, const char* name, nb::handle number);
 inline std::int64_t most_local_experts(std::int64_t experts, std::int64_t ranks) {
   return (experts + ranks - 1) / ranks;
 }
+/// The experts of `rank`: the first ranks hold one more where `ranks` does not divide `experts`.
+inline std::int64_t local_experts(std::int64_t experts, std::int64_t ranks, std::int64_t rank) {
+  return experts / ranks + (rank < experts % ranks ? 1 : 0);
+}
 inline bool is_true(nb::handle value) {
   return PyObject_IsTrue(value.ptr()) == 1;
 }

@@ -91,7 +91,7 @@ ElasticLayout ElasticCalls::new_layout(const Dispatch& call, const Rows& rows, b
   made.sms = call.sms;
   if (!call.cpu_sync.is_none() && !is_true(call.cpu_sync))
     options.worst_case_rows = std::max<std::int64_t>(1, ranks_ * made.max_tokens);
-  const std::int64_t local = made.experts / ranks_ + (rank_ < made.experts % ranks_ ? 1 : 0);
+  const std::int64_t local = local_experts(made.experts, ranks_, rank_);
   weights = tensors_.take_optional(kDispatch, "topk_weights", call.weights, DataType::float32,
                                    {rows.tokens(), top_k});
   tensors_.take_optional(kDispatch, "cumulative_local_expert_recv_stats", call.stats,

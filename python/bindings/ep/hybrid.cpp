@@ -36,10 +36,11 @@ HybridCalls::Routing routing_from(const nb::tuple& all) {
 
 }  // namespace
 
-HybridCalls::HybridCalls(std::int64_t ranks, std::int32_t dispatch_sms, std::int32_t combine_sms,
-                         const nb::dict& given)
+HybridCalls::HybridCalls(std::int64_t ranks, std::int64_t rank, std::int32_t dispatch_sms,
+                         std::int32_t combine_sms, const nb::dict& given)
     : tensors_(given),
       ranks_(ranks),
+      rank_(rank),
       dispatch_sms_(dispatch_sms),
       combine_sms_(combine_sms),
       elastic_(given["elastic"]),
@@ -77,10 +78,6 @@ HybridCalls::Chosen HybridCalls::chosen(const char* call, nb::handle hidden,
     native_assert(false, "{}: hidden is {}, the routing has {} tokens", call,
                   tensors_.describe(hidden), made.tokens);
   experts_of(call, "number of experts", nb::int_(made.experts));
-  // The interface has one number of experts for all ranks (num_local_experts).
-  native_assert(made.experts % ranks_ == 0,
-                "{}: number of experts is {}; allowed: multiples of the {} ranks", call,
-                made.experts, ranks_);
   made.probs = probs_of_(hidden, routing.probs, routing.topk_weights, routing.map, routing.topk_idx,
                          made.experts);
   return made;
@@ -127,20 +124,22 @@ HybridCalls::Slots HybridCalls::agree(const char* call, const Chosen& chosen, bo
     if (chosen.is_map) return slots_of_map(std::min(chosen.experts, kMostTopK), nb::none());
     return slots_of_indices(chosen.routing.attr("clone")());  // the handle keeps it
   }
+  // Calls with more experts may have raised top_k_ beyond those of this call.
+  const auto top_k = [&] { return std::min(top_k_, chosen.experts); };
   if (!chosen.is_map) {
     agree_on_sizes(call, chosen.tokens, extent(chosen.routing, 1), chosen.experts);
-    return slots_of_indices(padded_(chosen.routing, top_k_));
+    return slots_of_indices(padded_(chosen.routing, top_k()));
   }
   if (most_.is_none()) {
     const std::int64_t most = value_of(most_of_map_(chosen.routing));
     agree_on_sizes(call, chosen.tokens, most, chosen.experts);
-    return slots_of_map(top_k_, nb::none());
+    return slots_of_map(top_k(), nb::none());
   }
   // The kernel counts, so the routing is made with the largest top-k of earlier calls.
-  const std::int64_t before = top_k_;
+  const std::int64_t before = top_k();
   Slots slots = slots_of_map(before, most_);
   agree_on_sizes(call, chosen.tokens, value_of(most_.attr("item")()), chosen.experts);
-  return top_k_ == before ? slots : slots_of_map(top_k_, nb::none());
+  return top_k() == before ? slots : slots_of_map(top_k(), nb::none());
 }
 
 nb::object HybridCalls::send(nb::handle hidden, nb::handle scales,
@@ -169,10 +168,15 @@ nb::object HybridCalls::dispatch(const char* call, nb::handle hidden, nb::handle
   if (permuted != nullptr) {
     multiple = value_of(permuted->multiple);
     const nb::handle per_rank = permuted->experts_per_rank;
-    if (is_true(per_rank) && value_of(per_rank) * ranks_ != chosen.experts)
+    // Where the ranks do not divide the experts, callers pass their own share or the largest one.
+    const std::int64_t here = local_experts(chosen.experts, ranks_, rank_),
+                       most = most_local_experts(chosen.experts, ranks_);
+    if (is_true(per_rank) && value_of(per_rank) != here && value_of(per_rank) != most)
       native_assert(false,
-                    "{}: num_of_experts_per_rank is {}; the routing has {} experts for {} ranks",
-                    call, text_of_object(per_rank), chosen.experts, ranks_);
+                    "{}: num_of_experts_per_rank is {}; allowed: {}{}, because {} ranks share the "
+                    "{} experts of the routing",
+                    call, text_of_object(per_rank), here,
+                    here == most ? "" : fmt::format(" or {}", most), ranks_, chosen.experts);
   }
   const Slots slots = agree(call, chosen, asks);
   const nb::int_ experts(chosen.experts), tokens(max_tokens()), alignment(multiple);
@@ -220,12 +224,12 @@ void bind_hybrid(nb::module_& module) {
                           "dispatch and combine of deep_ep.HybridEPBuffer."_doc)
       .def(
           "__init__",
-          [](HybridCalls* self, std::int64_t ranks, std::int32_t dispatch_sms,
+          [](HybridCalls* self, std::int64_t ranks, std::int64_t rank, std::int32_t dispatch_sms,
              std::int32_t combine_sms, const nb::kwargs& setup) {
-            new (self) HybridCalls(ranks, dispatch_sms, combine_sms, setup);
+            new (self) HybridCalls(ranks, rank, dispatch_sms, combine_sms, setup);
           },
-          nb::arg("ranks"), nb::arg("dispatch_sms"), nb::arg("combine_sms"), nb::arg("setup"),
-          "setup: see HybridCalls in ep/hybrid.hpp."_doc)
+          nb::arg("ranks"), nb::arg("rank"), nb::arg("dispatch_sms"), nb::arg("combine_sms"),
+          nb::arg("setup"), "setup: see HybridCalls in ep/hybrid.hpp."_doc)
       .def(
           "dispatch",
           [](HybridCalls& self, nb::handle hidden, nb::handle scales, const nb::tuple& routing) {

@@ -18,8 +18,8 @@ class HybridCalls {
   /// the most experts of a token, else None; and on tensors probs_of (hidden, probs, topk_weights,
   /// map, topk_idx, experts), slots_of_map (map, probs, top_k, most), most_of_map (map), by_slot
   /// (probs, topk_idx), padded (topk_idx, top_k).
-  HybridCalls(std::int64_t ranks, std::int32_t dispatch_sms, std::int32_t combine_sms,
-              const nb::dict& given);
+  HybridCalls(std::int64_t ranks, std::int64_t rank, std::int32_t dispatch_sms,
+              std::int32_t combine_sms, const nb::dict& given);
 
   /// A routing: a map bool [tokens, experts] with probabilities, or top-k indices with weights.
   struct Routing {
@@ -62,7 +62,7 @@ class HybridCalls {
   std::int64_t max_tokens() const;
 
   CallTensors tensors_;
-  std::int64_t ranks_;
+  std::int64_t ranks_, rank_;
   std::int32_t dispatch_sms_, combine_sms_;
   nb::object elastic_, sizes_, exchange_, most_, probs_of_, slots_of_map_, most_of_map_, by_slot_,
       padded_;

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch_ranks import add_tests, of_all_ranks, run_checks, seeded
 
 import deep_ep
+from deep_ep.buffers.spread import first_experts
 from deep_ep.hybrid_ep_buffer import indices_to_map
 from deep_ep.utils.math import per_token_cast_to_fp8
 
@@ -215,6 +216,66 @@ def check_two_nodes(_):
     assert recv_probs.shape == (len(recv), E // 2)
     _, sent_back = buffer.combine(recv, recv_probs, handle)
     assert torch.equal(sent_back, probs)
+    fewer, some = routing_map[:, :6].contiguous(), probs[:, :6].contiguous()
+    recv, recv_probs, _, handle = buffer.dispatch(x, routing_map=fewer, probs=some)
+    assert recv_probs.shape == (len(recv), 4 if dist.get_rank() < 2 else 2)
+    _, sent_back = buffer.combine(recv, recv_probs, handle)
+    assert torch.equal(sent_back, some)
+
+
+def check_experts_that_the_ranks_do_not_divide(_):
+    """All results by a plain reference; with three experts, the last rank has none."""
+    buffer, rank = the_buffer(), dist.get_rank()
+    for seed, experts in ((20, 10), (21, 3)):
+        first = first_experts(experts, 4)
+        mine = slice(first[rank], first[rank + 1])
+        generator = seeded(100 * seed + rank)
+        x = torch.randn((7, H), generator=generator).bfloat16()
+        routing_map = torch.rand((7, experts), generator=generator) < 0.3
+        probs = torch.rand((7, experts), generator=generator) * routing_map
+        copies = routing_map.sum(1, keepdim=True)
+        gathered = of_all_ranks((x, routing_map, probs))
+        rows = [
+            torch.cat([x_of[map_of[:, e]] for x_of, map_of, _ in gathered]) for e in range(experts)
+        ][mine]
+        gates = [
+            torch.cat([p_of[map_of[:, e], e] for _, map_of, p_of in gathered])
+            for e in range(experts)
+        ][mine]
+        for given in (None, first[rank + 1] - first[rank], first[1]):
+            for limit in (None, 64, 2):
+                recv, recv_probs, _, counts, handle = buffer.dispatch_with_permute(
+                    hidden=x,
+                    routing_map=routing_map,
+                    probs=probs,
+                    num_of_experts_per_rank=given,
+                    num_permuted_tokens=limit,
+                    non_blocking=limit is not None,
+                )
+                want, total = torch.cat([x[:0], *rows]), sum(len(one) for one in rows)
+                kept = total if limit is None else min(limit, total)
+                assert torch.equal(recv[:kept], want[:kept]) and int(counts.sum()) == kept
+                assert counts.shape == (len(rows),) and bool(handle[-1]) == (kept < total)
+                assert handle[4].shape[1] == len(rows)
+                if limit != 2:
+                    assert counts.tolist() == [len(one) for one in rows]
+                    assert torch.equal(recv_probs[:kept], torch.cat([probs[0, :0], *gates]))
+                sums, sent_back = buffer.combine_with_unpermute(
+                    hidden=recv, probs=recv_probs, handle=handle
+                )
+                if limit != 2:
+                    torch.testing.assert_close(
+                        sums.float(), x.float() * copies, rtol=0.02, atol=1e-6
+                    )
+                    assert torch.equal(sent_back, probs)
+        recv, recv_probs, _, handle = buffer.dispatch(x, routing_map=routing_map, probs=probs)
+        here = [map_of[:, mine].any(1) for _, map_of, _ in gathered]
+        assert torch.equal(recv, torch.cat([one[0][at] for one, at in zip(gathered, here)]))
+        want = torch.zeros((len(recv), experts))
+        want[:, mine] = torch.cat([one[2][at][:, mine] for one, at in zip(gathered, here)])
+        assert torch.equal(recv_probs, want)
+        _, sent_back = buffer.combine(recv, recv_probs, handle)
+        assert torch.equal(sent_back, probs)
 
 
 def check_fused_handles(_):
@@ -240,7 +301,9 @@ def check_errors(_):
     fails(AssertionError, "bool", send, hidden=x, routing_map=probs)
     fails(AssertionError, "num_of_experts", send, hidden=x, topk_idx=torch.zeros(4, 1).long())
     fails(RuntimeError, "the routing has 4 tokens", send, hidden=x[:3], routing_map=routing_map)
-    fails(RuntimeError, "experts is 7", send, hidden=x, routing_map=routing_map[:, :7])
+    share = {"hidden": x, "routing_map": routing_map[:, :6], "num_of_experts_per_rank": 3}
+    allowed = "2, because 4 ranks share the 6" if dist.get_rank() < 2 else "1 or 2, because"
+    fails(RuntimeError, f"num_of_experts_per_rank is 3; allowed: {allowed}", send, **share)
     by_index = {"hidden": x, "topk_idx": torch.zeros(4, 1).long(), "topk_weights": probs[:, :1]}
     fails(RuntimeError, "up to 65536", send, num_of_experts=2**31 - 4, **by_index)
     by_map = {"hidden": x, "routing_map": routing_map, "pad_multiple": 65537}

@@ -576,8 +576,7 @@ TEST(EpRoutingMaps, CountTokens) {
       EXPECT_EQ(in_rank, want);
     }
   CountTokens refused{};
-  refused.experts = 8193;
-  refused.ranks = 1;
+  refused.experts = 8193, refused.ranks = 1;
   EXPECT_EQ(launch_count_tokens(refused, nullptr), cudaErrorInvalidValue);
   refused.experts = refused.ranks = 129;
   EXPECT_EQ(launch_count_tokens(refused, nullptr), cudaErrorInvalidValue);
@@ -586,13 +585,14 @@ TEST(EpRoutingMaps, CountTokens) {
 TEST(EpRoutingMaps, FittingRows) {
   const std::vector<std::int32_t> ends = {4, 4, 12, 16};
   const std::pair<std::int64_t, std::vector<std::int64_t>> cases[] = {
-      {20, {4, 0, 8, 4}}, {16, {4, 0, 8, 4}}, {8, {4, 0, 4, 0}}, {0, {0, 0, 0, 0}}};
+      {20, {4, 0, 8, 4}}, {16, {4, 0, 8, 4}}, {8, {4, 0, 4, 0}}, {0, {0, 0, 0, 0}}, {8, {}}};
   for (const auto& [room, want] : cases) {
-    std::vector<std::int64_t> rows(4, 77);
+    std::vector<std::int64_t> rows(want.size(), 77);
     std::uint8_t overflow = 77;
-    (void)launch_fitting_rows({ends.data(), rows.data(), &overflow, 4, room}, nullptr);
+    const auto experts = static_cast<std::int32_t>(rows.size());
+    (void)launch_fitting_rows({ends.data(), rows.data(), &overflow, experts, room}, nullptr);
     EXPECT_EQ(rows, want);
-    EXPECT_EQ(overflow, room < 16 ? 1 : 0);
+    EXPECT_EQ(overflow, experts > 0 && room < 16 ? 1 : 0);
   }
 }
 

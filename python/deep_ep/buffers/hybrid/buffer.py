@@ -15,6 +15,7 @@ from ...utils.semantic import native_assert, native_fail
 from ..checks import describe, expect, require_alignment
 from ..elastic import ElasticBuffer
 from ..ending import description
+from ..spread import first_experts
 from . import routing
 from .calls import hybrid_calls
 from .handle import Configurer, HybridConfig, HybridHandle
@@ -31,8 +32,9 @@ class HybridEPBuffer:
         )
         combined, _ = buffer.combine_with_unpermute(hidden=expert_output, handle=handle)
 
-    T tokens of this rank, E experts, R ranks; a token selects at most 32 experts. Tensors lie on
-    the GPU, or on the CPU where there is no GPU or SHOAL_HEAP=host. Calls are collective.
+    T tokens of this rank, E experts, R ranks; a token selects at most 32 experts. L experts are on
+    this rank: E // R, and one more on the first E % R ranks. Tensors lie on the GPU, or on the CPU
+    where there is no GPU or SHOAL_HEAP=host. Calls are collective.
 
     Attributes: group, rank, group_size, local_rank, node_rank, num_of_nodes,
     num_of_hybrid_ep_ranks_per_nvlink_domain, configurer, runtime.
@@ -114,7 +116,7 @@ class HybridEPBuffer:
         return HybridConfig(
             hidden_dim or known.hidden_dim,
             tokens,
-            num_local_experts or known.num_of_experts_per_rank,
+            known.num_of_experts_per_rank if num_local_experts is None else num_local_experts,
             known.num_of_ranks_per_node,
             known.num_of_nodes,
             known.use_fp8 if use_fp8 is None else use_fp8,
@@ -141,9 +143,9 @@ class HybridEPBuffer:
         topk_weights and num_of_experts, or the handle of an earlier dispatch.
         num_dispatched_tokens and its tensor have no effect.
 
-        Returns (rows [N, H] ordered by source rank and token; float32 [N, E / R * ranks of the
-        NVLink domain], which is zero outside the experts of this rank, or None; scales [N, n] or
-        None; handle).
+        Returns (rows [N, H] ordered by source rank and token; float32 [N, experts of the NVLink
+        domain], which is zero outside the experts of this rank, or None; scales [N, n] or None;
+        handle).
         """
         check_torch_deterministic()
         known = self._known("dispatch", handle, permuted=False)
@@ -154,9 +156,8 @@ class HybridEPBuffer:
         else:
             x, scales, weights, _ = self._calls.repeat(hidden, scaling_factor, given, known.elastic)
         if weights is not None:
-            local = known.experts // self.group_size
-            shape = (x.shape[0], local * self.num_of_hybrid_ep_ranks_per_nvlink_domain)
-            weights = routing.by_expert(weights, known.local_idx, shape, self.local_rank * local)
+            first, _, columns = self._columns(known.experts)
+            weights = routing.by_expert(weights, known.local_idx, (x.shape[0], columns), first)
         return x, weights, scales, known
 
     def combine(
@@ -172,10 +173,8 @@ class HybridEPBuffer:
         known = self._known(call, handle, permuted=False)
         weights = None
         if probs is not None:
-            local = known.experts // self.group_size
-            first = self.local_rank * local
-            local_probs = probs.float()[:, first : first + local]
-            weights = routing.by_slot(local_probs, known.local_idx)
+            first, end, _ = self._columns(known.experts)
+            weights = routing.by_slot(probs.float()[:, first:end], known.local_idx)
         return self._collect(hidden, weights, known)
 
     def dispatch_with_permute(
@@ -203,11 +202,12 @@ class HybridEPBuffer:
         pad_multiple: each group is padded with zeros to a multiple. non_blocking: no size reaches
         the host of a GPU; the result has num_permuted_tokens rows, further rows are dropped, and
         the overflow flag in the handle tells so. Blocking calls return as many rows as there are.
-        With ``handle``, the result has the rows of the earlier dispatch. use_fp8 follows from the
-        dtype of hidden; fuse_permute_dispatch changes the handle's form only.
+        With ``handle``, the result has the rows of the earlier dispatch. num_of_experts_per_rank:
+        L, or that of rank 0. use_fp8 follows from the dtype of hidden; fuse_permute_dispatch
+        changes the handle's form only.
 
         Returns (rows [P, H], float32 [P] or None, scales [P, n] or None, rows of each local expert
-        with padding int64 [E / R], handle). In each group rows are ordered by source rank, then
+        with padding int64 [L], handle). In each group rows are ordered by source rank, then
         token.
         """
         call = "dispatch_with_permute"
@@ -280,13 +280,22 @@ class HybridEPBuffer:
         )
         return handle
 
+    def _columns(self, experts: int) -> tuple[int, int, int]:
+        """The first and the end of this rank's experts among those of its NVLink domain, and their
+        number."""
+        first = first_experts(experts, self.group_size)
+        start = self.rank - self.local_rank
+        end = start + self.num_of_hybrid_ep_ranks_per_nvlink_domain
+        return (
+            first[self.rank] - first[start],
+            first[self.rank + 1] - first[start],
+            first[end] - first[start],
+        )
+
     def _config(self, hidden: torch.Tensor, experts: int, pad_multiple: int | None) -> HybridConfig:
+        first, end, _ = self._columns(experts)
         return self.update_template_config(
-            hidden.shape[1],
-            hidden.shape[0],
-            experts // self.group_size,
-            pad_multiple,
-            hidden.element_size() == 1,
+            hidden.shape[1], hidden.shape[0], end - first, pad_multiple, hidden.element_size() == 1
         )
 
     @staticmethod

@@ -52,6 +52,7 @@ def hybrid_calls(
     on_gpu = runtime.device.type == "cuda"
     return HybridCalls(
         runtime.num_ranks,
+        runtime.rank,
         dispatch_sms,
         combine_sms,
         **setup(runtime, {}),

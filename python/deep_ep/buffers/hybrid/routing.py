@@ -130,7 +130,7 @@ def rows_of_experts(expert_ends: torch.Tensor, room: int) -> tuple[torch.Tensor,
     device = expert_ends.device
     if device.type == "cpu":
         kept = expert_ends.long().clamp(max=room)
-        return torch.diff(kept, prepend=kept.new_zeros(1)), expert_ends[-1:] > room
+        return torch.diff(kept, prepend=kept.new_zeros(1)), (expert_ends > room).any()[None]
     rows = torch.empty(expert_ends.shape, dtype=torch.int64, device=device)
     overflow = torch.empty(1, dtype=torch.bool, device=device)
     ends, stream = expert_ends.contiguous(), _stream(device)

@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(kThreads)
   for (auto expert = static_cast<std::int32_t>(threadIdx.x); expert < call.experts;
        expert += kThreads)
     call.rows[expert] = end_of(expert) - end_of(expert - 1);
-  if (threadIdx.x == 0) *call.overflow = call.expert_ends[call.experts - 1] > call.room ? 1 : 0;
+  if (threadIdx.x == 0)  // a rank may hold no experts
+    *call.overflow = call.experts > 0 && call.expert_ends[call.experts - 1] > call.room ? 1 : 0;
 }
 
 template <class Call>
