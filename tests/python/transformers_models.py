@@ -51,8 +51,9 @@ OLDER = {
 def config_of(family):
     if family in OLDER:
         return transformers.AutoConfig.for_model(family, **COMMON, **OLDER[family])
-    if family == "mixtral":
-        return transformers.MixtralConfig(**COMMON, num_local_experts=EXPERTS)
+    if family.startswith("mixtral"):  # "mixtral-6" has six experts
+        experts = int(family.partition("-")[2] or EXPERTS)
+        return transformers.MixtralConfig(**COMMON, num_local_experts=experts)
     if family == "olmoe":
         return transformers.OlmoeConfig(**COMMON, num_experts=EXPERTS)
     if family == "gpt-oss":
@@ -177,10 +178,10 @@ def compare_training(family, tp=1, change=lambda model: model, most=1e-5, **opti
 PROMPT_SEEDS = 104, 134, 111, 184
 
 
-def compare_generation(sequences, dtype=torch.float32):
+def compare_generation(sequences, dtype=torch.float32, family="mixtral", make=spread):
     """Greedy texts of as many sequences as the list says for each rank, some of which end early."""
     rank = dist.get_rank()
-    model, expected = (one("mixtral", dtype=dtype).eval() for one in (spread, alone))
+    model, expected = (one(family, dtype=dtype).eval() for one in (make, alone))
     ids = token_ids(PROMPT_SEEDS[rank], sequences[rank], 4 + rank)
     options = {
         "max_new_tokens": 4 + 2 * rank,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,6 +67,8 @@ def decode(max_tokens: int) -> Iterator[None]:
 def expert_output(experts: Callable[..., Tensor], received: Any, dtype: torch.dtype) -> Tensor:
     """The weighted output of the local experts for each received row, with weights of `dtype`."""
     rows, weights = received.x, received.topk_weights.to(dtype)
+    if not received.tokens_per_expert:
+        return rows  # none, on a rank without experts
     counts = torch.tensor(received.tokens_per_expert, device=rows.device)
     if rows.shape[0] > 0:
         return experts(rows, counts, weights)
@@ -77,7 +80,8 @@ def expert_output(experts: Callable[..., Tensor], received: Any, dtype: torch.dt
 def low_latency_output(experts: Callable[..., Tensor], rows: Tensor, counts: Tensor) -> Tensor:
     """Replaces the valid rows of low-latency mode by the local experts' output, without weights.
 
-    rows: [local experts, rows, hidden]. counts: the valid rows of each expert.
+    rows: [experts, rows, hidden], at least as many as there are local experts. counts: the valid
+    rows of each local expert.
     """
     valid = torch.arange(rows.shape[1], device=rows.device) < counts.unsqueeze(1)
     expert, row = valid.nonzero(as_tuple=True)
@@ -103,7 +107,9 @@ class _Layer:
                 hidden_states,
                 top_k_index,
                 top_k_weights,
-                lambda rows, counts: low_latency_output(self.local_experts, rows, counts),
+                lambda rows, counts: low_latency_output(
+                    self.local_experts, rows, counts[: group.local_experts]
+                ),
             )
         received = shoal_torch.dispatch(
             group, hidden_states, top_k_index, top_k_weights, expert_major=True
@@ -150,8 +156,9 @@ _PARALLEL = "_shoal_experts"  # attribute of a model: its _Experts
 class _Experts:
     """The experts of a model that parallelize has spread."""
 
-    def __init__(self, group: dist.ProcessGroup, names: list[str]) -> None:
-        self.group, self.names = group, names  # in the order of the model, the same on all ranks
+    def __init__(self, group: dist.ProcessGroup, names: dict[str, int]) -> None:
+        # The number of experts of all ranks by the name of a parameter, in the order of the model.
+        self.group, self.names = group, names
 
 
 class _Scaled(Function):
@@ -214,7 +221,8 @@ def parallelize(model: nn.Module, process_group: dist.ProcessGroup | None = None
 
     model: loaded or initialised with equal parameters on all ranks. Its modules of experts are
     those with `num_experts` and three-dimensional parameters with that many matrices, as in
-    transformers. Rank r keeps the r-th share. Call it before an optimizer is made. Collective.
+    transformers. Rank r keeps the r-th share: of E experts on R ranks, E // R, and one more on the
+    first E % R ranks. Call it before an optimizer is made. Collective.
 
     The gradients of experts are those of the mean of the ranks' losses, as DistributedDataParallel
     makes those of other parameters, over the same ranks; it leaves experts alone. Every rank runs
@@ -223,9 +231,8 @@ def parallelize(model: nn.Module, process_group: dist.ProcessGroup | None = None
     model.save_pretrained needs `state_dict=gathered_state_dict(model)`. For FSDP use
     DistributedConfig.
 
-    Raises ValueError where the model has no such module, where the number of experts is no multiple
-    of the number of ranks, where experts take other arguments than those of transformers, or where
-    the model is spread already.
+    Raises ValueError where the model has no such module, where experts take other arguments than
+    those of transformers, or where the model is spread already.
     """
     if hasattr(model, _PARALLEL):
         raise ValueError("parallelize: the experts of this model are spread over ranks already")
@@ -238,11 +245,6 @@ def parallelize(model: nn.Module, process_group: dist.ProcessGroup | None = None
             "three-dimensional parameters of as many matrices"
         )
     for name, module in found.items():
-        if module.num_experts % size != 0:
-            raise ValueError(
-                f"parallelize: {name} has {module.num_experts} experts; allowed: multiples of the "
-                f"{size} ranks"
-            )
         arguments = list(inspect.signature(module.forward).parameters)
         if len(arguments) != 3:
             raise ValueError(
@@ -250,18 +252,18 @@ def parallelize(model: nn.Module, process_group: dist.ProcessGroup | None = None
                 "hidden_states, top_k_index, top_k_weights"
             )
     ranks = ranks_of(group, next(model.parameters()).device)
-    names = []
+    names: dict[str, int] = {}
     for name, module in found.items():
-        here = module.num_experts // size
+        first = _first_experts(module.num_experts, size)
         layer = _SpreadLayer(ranks, group, module)
         for key, parameter in list(module.named_parameters(recurse=False)):
-            part = parameter.detach()[rank * here : (rank + 1) * here].clone()
+            part = parameter.detach()[first[rank] : first[rank + 1]].clone()
             setattr(module, key, nn.Parameter(part, requires_grad=parameter.requires_grad))
-            names.append(f"{name}.{key}")
-        module.num_experts, module.forward = here, layer
+            names[f"{name}.{key}"] = module.num_experts
+        module.num_experts, module.forward = first[rank + 1] - first[rank], layer
     setattr(model, _PARALLEL, _Experts(group, names))
     ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
-    model._ddp_params_and_buffers_to_ignore = ignored + names
+    model._ddp_params_and_buffers_to_ignore = ignored + list(names)
     model.register_forward_pre_hook(_check_call, with_kwargs=True)
     if hasattr(model, "generate"):
         generate = model.generate
@@ -281,6 +283,12 @@ def _saver(save: Callable[..., Any]) -> Callable[..., Any]:
         return save(*args, **kwargs)
 
     return save_pretrained
+
+
+def _first_experts(experts: int, ranks: int) -> list[int]:
+    """[ranks + 1]: the first expert of each rank, and the end, as a group spreads them."""
+    each, more = divmod(experts, ranks)
+    return [rank * each + min(rank, more) for rank in range(ranks + 1)]
 
 
 def _modules_of_experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -323,11 +331,11 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     """
     model, experts = _experts_of("clip_grad_norm_", model)
     sums = {True: torch.zeros(()), False: torch.zeros(())}
-    names, gradients = frozenset(experts.names), []
+    gradients = []
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             gradients.append(parameter.grad)
-            is_expert = name in names
+            is_expert = name in experts.names
             square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
             sums[is_expert] = sums[is_expert].to(square.device) + square
     of_experts = sums[True].to(next(model.parameters()).device)
@@ -347,10 +355,16 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """
     model, experts = _experts_of("gathered_state_dict", model)
     state = model.state_dict()
-    for name in experts.names:
-        parts = [torch.empty_like(state[name]) for _ in range(dist.get_world_size(experts.group))]
-        dist.all_gather(parts, state[name].contiguous(), group=experts.group)
-        state[name] = torch.cat(parts)
+    ranks = dist.get_world_size(experts.group)
+    for name, number in experts.names.items():
+        first = _first_experts(number, ranks)
+        # All ranks send as many matrices as the first one, which has the most.
+        part, here = state[name], state[name].shape[0]
+        part = torch.cat([part, part.new_zeros((first[1] - here, *part.shape[1:]))])
+        parts = [torch.empty_like(part) for _ in range(ranks)]
+        dist.all_gather(parts, part, group=experts.group)
+        counts = (end - begin for begin, end in itertools.pairwise(first))
+        state[name] = torch.cat([one[:count] for one, count in zip(parts, counts)])
     return state
 
 
