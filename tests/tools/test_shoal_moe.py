@@ -36,9 +36,9 @@ def expected(arrays, dtype):
 
 @pytest.mark.parametrize("mode", ["normal", "low-latency"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-# 37: uneven; 3: a PE without tokens. The last one: two nodes.
+# 37 tokens, 3 PEs: uneven; 3 tokens: a PE without any. Node size 2: two nodes.
 @pytest.mark.parametrize(
-    "pes, tokens, node_size", [(None, 24, 0), (4, 37, 0), (4, 3, 0), (4, 37, 2)]
+    "pes, tokens, node_size", [(None, 24, 0), (4, 37, 0), (4, 3, 0), (4, 37, 2), (3, 20, 0)]
 )
 def test_output_is_that_of_numpy(
     run_program, inputs, tmp_path, monkeypatch, mode, dtype, pes, tokens, node_size
@@ -61,8 +61,11 @@ def test_output_is_that_of_numpy(
 
 
 @pytest.mark.parametrize("mode", ["normal", "low-latency"])
-def test_json_figures_add_up(run_program, inputs, tmp_path, mode):
-    pes, tokens, top_k = 4, 37, 4
+@pytest.mark.parametrize("pes", [3, 4])
+def test_json_figures_add_up(run_program, inputs, tmp_path, mode, pes):
+    tokens, top_k = 37, 4
+    tokens_of = [37 // pes + (pe < 37 % pes) for pe in range(pes)]
+    experts_of = [EXPERTS // pes + (pe < EXPERTS % pes) for pe in range(pes)]
     arrays, options = inputs(tokens)
     result = run_program(
         "shoal-moe", *options, *GATE, "--mode", mode, "--json", tmp_path / "run.json", pes=pes
@@ -71,11 +74,12 @@ def test_json_figures_add_up(run_program, inputs, tmp_path, mode):
     report = json.loads((tmp_path / "run.json").read_text())
     per_pe = report["per_pe"]
     assert [pe["pe"] for pe in per_pe] == list(range(pes))
-    assert [pe["tokens"] for pe in per_pe] == [10, 9, 9, 9]
+    assert [pe["tokens"] for pe in per_pe] == tokens_of
+    assert [len(pe["expert_load"]) for pe in per_pe] == experts_of
 
     index = expected(arrays, "bf16")[2]
-    owner = index // (EXPERTS // pes)
-    source = np.repeat(np.arange(pes), [10, 9, 9, 9])
+    owner = np.repeat(np.arange(pes), experts_of)[index]
+    source = np.repeat(np.arange(pes), tokens_of)
     reaches = np.array([(owner == d).any(axis=1) for d in range(pes)])  # [PE, token]
     copies = np.array([[reaches[d, source == s].sum() for d in range(pes)] for s in range(pes)])
     assert [pe["rows_sent"] for pe in per_pe] == copies.sum(axis=1).tolist()
@@ -205,10 +209,16 @@ def test_wrong_options_are_named_in_one_line(run_program, pes, options, message)
     assert len(lines) == 1 and message in lines[0], result.stderr
 
 
-def test_experts_must_divide(run_program):
-    result = run_program("shoal-moe", pes=3)
-    assert result.returncode == 2
-    assert "256 experts cannot be spread evenly over 3 PEs" in result.stderr
+@pytest.mark.parametrize("mode", ["normal", "low-latency"])
+def test_pes_may_have_no_experts(run_program, mode):
+    gate = ["--experts", "3", "--groups", "1", "--groups-kept", "1", "--top-k", "2"]
+    small = ["--mode", mode, "--hidden", "256", "--ffn", "8", "--ascii", "--pes", "4"]
+    result = run_program("shoal-moe", *gate, *small)
+    assert result.returncode == 0, result.stderr
+    assert "3 experts (1 or 0 per PE)" in result.stdout and "check: passed" in result.stdout
+    lines = result.stdout.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith(" PE"))
+    assert len({len(line) for line in lines[head + 1 : head + 6]}) == 1, "columns are aligned"
 
 
 def test_table_has_a_line_per_pe(run_program):

@@ -77,10 +77,11 @@ CudaLayer::CudaLayer(const World& world, const Options& options, const Shape& sh
     : Layer(world.team(), options, shape, inputs),
       device_(use_gpu_of(world)),
       stream_(static_cast<cudaStream_t>(group_.stream())),
-      weights_(tensor(DataType::bfloat16, {shape.local_experts(), 3, shape.hidden, shape.ffn})) {
+      weights_(tensor(DataType::bfloat16,
+                      {shape.experts_of(world.my_pe()), 3, shape.hidden, shape.ffn})) {
   const std::int64_t size = 3 * shape.hidden * shape.ffn;
   std::vector<ep::numeric::Bf16> rounded(static_cast<std::size_t>(size));
-  for (std::int32_t e = 0; e < shape.local_experts(); ++e) {
+  for (std::int32_t e = 0; e < shape.experts_of(world.my_pe()); ++e) {
     std::ranges::transform(load_weights(options, shape, first_expert() + e), rounded.begin(),
                            [](float value) { return ep::numeric::to_bf16(value); });
     copy(weights_.as<ep::numeric::Bf16>() + e * size, rounded.data(),
@@ -159,7 +160,8 @@ void CudaLayer::launch(ExpertRows rows, const ConstTensorView& x, const ConstTen
     return {tensor.rank == 3 ? tensor.strides[0] : 0, tensor.strides[tensor.rank - 2],
             tensor.strides[tensor.rank - 1]};
   };
-  rows.experts = shape_.local_experts();
+  rows.experts = static_cast<std::int32_t>(expert_load_.size());
+  rows.most_rows = expert_load_.empty() ? 0 : std::ranges::max(expert_load_);
   rows.hidden = shape_.hidden;
   rows.ffn = shape_.ffn;
   rows.x = x.data;
@@ -196,8 +198,7 @@ Layer::ExpertOutput CudaLayer::apply_experts(const ep::Dispatched& rows) {
   group_.unpack(rows, {.topk_idx = topk_idx_, .topk_weights = topk_weights_});
   group_.expand(expand);
   const Tensor& y = reserve(y_, DataType::bfloat16, {copies, hidden});
-  launch({.most_rows = std::ranges::max(expert_load_),
-          .counts = rows.device_counts->tokens_per_expert.as<std::int32_t>(),
+  launch({.counts = rows.device_counts->tokens_per_expert.as<std::int32_t>(),
           .ends = rows.device_counts->expert_ends->as<std::int32_t>(),
           .row_weights = row_weights_.as<float>()},
          expand.out, expand.out_scales, y);
@@ -205,8 +206,7 @@ Layer::ExpertOutput CudaLayer::apply_experts(const ep::Dispatched& rows) {
 }
 
 void CudaLayer::apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) {
-  launch({.most_rows = std::ranges::max(expert_load_), .counts = rows.counts.as<std::int32_t>()},
-         rows.x, rows.scales.value_or(Tensor()), y);
+  launch({.counts = rows.counts.as<std::int32_t>()}, rows.x, rows.scales.value_or(Tensor()), y);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ class Peers {
   explicit Peers(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
   Pe me() const { return bootstrap_.pe(); }
 
-  /// Returns the elements of all PEs, in PE order. Every PE passes the same number. Collective.
+  /// Returns the elements of all PEs, in PE order; a PE may pass fewer than others. Collective.
   template <typename T>
   std::vector<T> gather(std::span<const T> mine) const {
     std::vector<T> all;

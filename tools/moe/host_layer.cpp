@@ -54,7 +54,7 @@ class HostLayer final : public Layer {
  public:
   HostLayer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs)
       : Layer(team, options, shape, inputs), feed_forward_(shape) {
-    for (std::int32_t e = 0; e < shape.local_experts(); ++e)
+    for (std::int32_t e = 0; e < shape.experts_of(team.my_pe()); ++e)
       weights_.push_back(load_weights(options, shape, first_expert() + e));
   }
 

@@ -182,10 +182,6 @@ Shape resolve_shape(const Options& options, std::int32_t pes) {
                 .top_k = options.top_k,
                 .routed_scaling = options.routed_scaling};
   shape.gate.validate();
-  require(
-      shape.gate.experts % pes == 0, Code::invalid_argument,
-      "{} experts cannot be spread evenly over {} PEs; choose --experts or the number of PEs so that they divide",
-      shape.gate.experts, pes);
   return shape;
 }
 

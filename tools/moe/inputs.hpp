@@ -39,8 +39,8 @@ struct Options {
   bool on_gpu() const { return backend == Backend::cuda; }
 };
 
-/// Sizes of a run. Tokens are spread over the PEs in order; the first PEs take one more if the
-/// numbers do not divide.
+/// Sizes of a run. Tokens and experts are spread over the PEs in order; the first PEs take one more
+/// if the numbers do not divide.
 struct Shape {
   std::int64_t tokens = 0;  ///< of all PEs
   std::int64_t hidden = 0;
@@ -49,12 +49,18 @@ struct Shape {
   std::int64_t nodes = 1;  ///< of the group; known after the first run of the layer
   ep::GateOptions gate;
 
-  std::int32_t local_experts() const { return gate.experts / pes; }
-  std::int64_t first_token(std::int32_t pe) const {
-    return tokens / pes * pe + std::min<std::int64_t>(pe, tokens % pes);
+  std::int32_t first_expert(std::int32_t pe) const {
+    return static_cast<std::int32_t>(first(gate.experts, pe));
   }
+  std::int32_t experts_of(std::int32_t pe) const { return first_expert(pe + 1) - first_expert(pe); }
+  std::int64_t first_token(std::int32_t pe) const { return first(tokens, pe); }
   std::int64_t tokens_of(std::int32_t pe) const { return first_token(pe + 1) - first_token(pe); }
   std::int64_t max_tokens() const { return std::max<std::int64_t>(1, tokens_of(0)); }
+
+ private:
+  std::int64_t first(std::int64_t count, std::int32_t pe) const {
+    return count / pes * pe + std::min<std::int64_t>(pe, count % pes);
+  }
 };
 
 struct Inputs {
@@ -64,8 +70,7 @@ struct Inputs {
 };
 
 /// The sizes from options and files, of which only the lengths are read. Throws
-/// Error{invalid_argument} with the file's name if they disagree, or if the experts cannot be
-/// spread evenly over `pes`.
+/// Error{invalid_argument} with the file's name if they disagree.
 Shape resolve_shape(const Options& options, std::int32_t pes);
 
 /// The inputs of PE `pe`. Throws Error{invalid_argument} with file, row and column for a value that

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moe/layer.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 
@@ -37,7 +38,7 @@ Layer::Layer(const Team& team, const Options& options, const Shape& shape, const
       shape_(shape),
       inputs_(inputs),
       group_(team, group_options(options, shape)),
-      expert_load_(static_cast<std::size_t>(shape.local_experts())) {}
+      expert_load_(static_cast<std::size_t>(shape.experts_of(team.my_pe()))) {}
 
 void Layer::begin(const char* phase) {
   times_.emplace_back(phase, 0);
@@ -151,9 +152,9 @@ void Layer::run_low_latency() {
   });
   const ep::LowLatencyReceived rows = timed("dispatch_receive", [&] { return sent.receive(); });
   meet();
-  std::vector<std::int32_t> counts(expert_load_.size());
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(group_.max_local_experts()));
   fetch(counts.data(), rows.counts);
-  expert_load_.assign(counts.begin(), counts.end());
+  std::copy_n(counts.begin(), expert_load_.size(), expert_load_.begin());
   const TensorView y = timed("experts", [&] {
     const TensorView target = group_.next_combine_buffer();
     apply_experts(rows, target);

@@ -56,7 +56,7 @@ class Layer {
   /// outlive the layer.
   Layer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs);
 
-  std::int32_t first_expert() const { return team_.my_pe() * shape_.local_experts(); }
+  std::int32_t first_expert() const { return shape_.first_expert(team_.my_pe()); }
 
   /// Begin and end a phase, which is added to times_.
   virtual void begin(const char* phase);

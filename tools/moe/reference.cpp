@@ -138,21 +138,24 @@ std::int64_t count_misrouted(const Peers& peers, const Shape& shape, const Layer
   const auto top_k = static_cast<std::size_t>(shape.gate.top_k);
   const Tensor& topk_idx = layer.gated().topk_idx;
   std::vector<std::int32_t> rows_to(static_cast<std::size_t>(shape.pes));
+  std::vector<std::int32_t> owner;
+  for (std::int32_t pe = 0; pe < shape.pes; ++pe)
+    owner.insert(owner.end(), static_cast<std::size_t>(shape.experts_of(pe)), pe);
   std::vector<std::int64_t> tokens_to(static_cast<std::size_t>(shape.gate.experts));
   for (std::size_t token = 0; token < static_cast<std::size_t>(topk_idx.shape[0]); ++token) {
-    std::set<std::int64_t> ranks;
+    std::set<std::int32_t> ranks;
     for (std::size_t k = 0; k < top_k; ++k) {
       const std::int64_t expert = topk_idx.as<std::int64_t>()[token * top_k + k];
       ++tokens_to[static_cast<std::size_t>(expert)];
-      ranks.insert(expert / shape.local_experts());
+      ranks.insert(owner[static_cast<std::size_t>(expert)]);
     }
-    for (const std::int64_t rank : ranks) ++rows_to[static_cast<std::size_t>(rank)];
+    for (const std::int32_t rank : ranks) ++rows_to[static_cast<std::size_t>(rank)];
   }
   std::int64_t wrong = 0;
   for (std::size_t pe = 0; pe < rows_to.size(); ++pe)
     wrong += rows_to[pe] != layer.rows_to().at(pe) ? 1 : 0;
   const std::vector<std::int64_t> all = peers.gather<std::int64_t>(tokens_to);
-  const std::size_t first = static_cast<std::size_t>(peers.me()) * layer.expert_load().size();
+  const auto first = static_cast<std::size_t>(shape.first_expert(peers.me()));
   for (std::size_t e = 0; e < layer.expert_load().size(); ++e) {
     std::int64_t tokens = 0;
     for (std::size_t pe = 0; pe < rows_to.size(); ++pe)

@@ -66,6 +66,12 @@ void add(Check& all, const Check& one) {
   all.misrouted += one.misrouted;
 }
 
+/// Without an even spread, the largest and the smallest number.
+std::string experts_per_pe(const Shape& shape) {
+  const std::int32_t most = shape.experts_of(0), fewest = shape.experts_of(shape.pes - 1);
+  return most == fewest ? fmt::format("{}", most) : fmt::format("{} or {}", most, fewest);
+}
+
 std::string format_header(const Report& report) {
   const Shape& shape = report.shape;
   const Options& options = report.options;
@@ -77,7 +83,7 @@ std::string format_header(const Report& report) {
       shape.nodes == 1 ? "" : fmt::format(" on {} nodes", shape.nodes), name_of(options.backend),
       name_of(options.mode), name_of(options.row_format), options.iterations,
       options.iterations == 1 ? "" : "s", shape.tokens, shape.hidden, shape.gate.experts,
-      shape.local_experts(), shape.ffn, shape.gate.top_k, shape.gate.groups_kept, shape.gate.groups,
+      experts_per_pe(shape), shape.ffn, shape.gate.top_k, shape.gate.groups_kept, shape.gate.groups,
       options.router_file.empty() ? fmt::format("skew {:g}", options.skew)
                                   : fmt::format("routed by {}", options.router_file),
       fmt::arg("dot", dot));
@@ -115,7 +121,7 @@ class Table {
  public:
   explicit Table(const Report& report)
       : report_(report), largest_(std::ranges::max(report.all.expert_load)) {
-    const std::size_t experts = report.pes.front().expert_load.size();
+    const std::size_t experts = report.pes.front().expert_load.size();  // the most of any PE
     run_ = (experts + kMaxBars - 1) / kMaxBars;
     bars_ = (experts + run_ - 1) / run_;
   }
@@ -158,7 +164,8 @@ class Table {
           largest_ == 0 ? 0 : (std::ranges::max(run) * 8 + largest_ - 1) / largest_;
       text += (report_.options.ascii ? kAscii : kBlocks)[level];
     }
-    return text;
+    // PEs after the first may have fewer experts.
+    return text + std::string(bars_ - (loads.size() + run_ - 1) / run_, ' ');
   }
 
   static std::string rate(double gigabytes) {
@@ -188,16 +195,18 @@ Report gather_report(const Peers& peers, const Options& options, const Shape& sh
   if (check) report.check.emplace();
   PeFigures& all = report.all;
   all.times = medians;
-  const auto pes = static_cast<std::size_t>(shape.pes), experts = layer.expert_load().size();
+  const auto pes = static_cast<std::size_t>(shape.pes);
   const auto assignments = static_cast<double>(shape.tokens * shape.gate.top_k);
   for (std::size_t pe = 0; pe < pes; ++pe) {
     PeFigures one;
-    one.tokens = shape.tokens_of(static_cast<std::int32_t>(pe));
+    const auto rank = static_cast<std::int32_t>(pe);
+    one.tokens = shape.tokens_of(rank);
     for (std::size_t other = 0; other < pes; ++other) {
       one.rows_sent += all_rows[pe * pes + other];
       one.rows_received += all_rows[other * pes + pe];
     }
-    one.expert_load.assign(&all_loads[pe * experts], &all_loads[pe * experts] + experts);
+    one.expert_load.assign(all_loads.begin() + shape.first_expert(rank),
+                           all_loads.begin() + shape.first_expert(rank + 1));
     const auto load = std::accumulate(one.expert_load.begin(), one.expert_load.end(), 0.0);
     one.load = assignments > 0 ? load * shape.pes / assignments : 0;
     one.times = medians;
@@ -224,7 +233,7 @@ Report gather_report(const Peers& peers, const Options& options, const Shape& sh
     for (double PeFigures::* figure : {&PeFigures::load, &PeFigures::dispatch, &PeFigures::experts,
                                        &PeFigures::combine, &PeFigures::error})
       all.*figure = std::max(all.*figure, one.*figure);
-    all.expert_load.push_back(std::ranges::max(one.expert_load));
+    all.expert_load.push_back(one.expert_load.empty() ? 0 : std::ranges::max(one.expert_load));
     report.pes.push_back(std::move(one));
   }
   return report;
