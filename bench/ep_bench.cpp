@@ -43,13 +43,14 @@ class EpBench {
       : world_(world),
         shape_(shape),
         me_(world.my_pe()),
-        local_experts_(shape.experts / world.n_pes()),
         group_(world.team(), group_options(shape)),
+        local_experts_(group_.local_experts()),
+        first_expert_(group_.first_expert()[static_cast<std::size_t>(me_)]),
         batches_(make_batches(shape, shape.tokens, me_)),
         small_batches_(make_batches(shape, shape.low_latency_tokens, me_)),
         expert_output_(Tensor::empty(
             DataType::bfloat16,
-            {local_experts_, world.n_pes() * shape.low_latency_tokens, shape.hidden})),
+            {group_.max_local_experts(), world.n_pes() * shape.low_latency_tokens, shape.hidden})),
         output_(Tensor::empty(DataType::bfloat16,
                               {std::max(shape.tokens, shape.low_latency_tokens), shape.hidden})) {
     group_.warmup();
@@ -136,7 +137,7 @@ class EpBench {
       for (std::int64_t row = 0; row < received.rows; ++row) {
         std::uint16_t* const x = received.x.as<std::uint16_t>() + row * shape_.hidden;
         apply_experts(x, x, received.topk_idx->as<std::int64_t>() + row * shape_.top_k,
-                      received.topk_weights->as<float>() + row * shape_.top_k, me_ * local_experts_,
+                      received.topk_weights->as<float>() + row * shape_.top_k, first_expert_,
                       shape_);
       }
       group_.combine(received.x, received.handle,
@@ -148,7 +149,8 @@ class EpBench {
   /// The first tokens of a batch, so few that their expert-major rows have room for every routing.
   Batch part_of(const Batch& batch) const {
     Batch part = batch;
-    part.tokens = std::max<std::int64_t>(1, batch.tokens / std::min(shape_.top_k, local_experts_));
+    part.tokens = std::max<std::int64_t>(
+        1, batch.tokens / std::min<std::int64_t>(shape_.top_k, group_.max_local_experts()));
     for (Tensor* const tensor : {&part.x, &part.topk_idx, &part.weights})
       tensor->shape[0] = part.tokens;
     return part;
@@ -174,8 +176,8 @@ class EpBench {
         for (std::int64_t row = 0; row < *received.rows; ++row) {
           one[0] = received.topk_idx->as<std::int64_t>()[row];
           std::uint16_t* const x = received.x.as<std::uint16_t>() + row * shape_.hidden;
-          apply_experts(x, x, one.data(), received.topk_weights->as<float>() + row,
-                        me_ * local_experts_, shape_);
+          apply_experts(x, x, one.data(), received.topk_weights->as<float>() + row, first_expert_,
+                        shape_);
         }
         combine(part, received);
         check_output(part, output_.as<std::uint16_t>(), shape_, normal_error(true), when);
@@ -273,7 +275,7 @@ class EpBench {
         one[static_cast<std::size_t>(k)] = received.topk_idx->as<std::int64_t>()[i];
         apply_experts(y.as<std::uint16_t>() + at * shape_.hidden,
                       received.x.as<std::uint16_t>() + row * shape_.hidden, one.data(),
-                      received.topk_weights->as<float>() + row * shape_.top_k, me_ * local_experts_,
+                      received.topk_weights->as<float>() + row * shape_.top_k, first_expert_,
                       shape_);
         one[static_cast<std::size_t>(k)] = -1;
       }
@@ -383,7 +385,7 @@ class EpBench {
   void apply_expert_to_row(const ep::LowLatencyReceived& received, std::uint16_t* target,
                            std::int64_t at) {
     const std::int64_t rows = received.x.shape[1], local = at / rows, row = at % rows;
-    const std::int64_t expert = me_ * local_experts_ + local;
+    const std::int64_t expert = first_expert_ + local;
     if (received.x.dtype == DataType::bfloat16)
       return apply_expert(target, received.x.as<std::uint16_t>() + at * shape_.hidden, expert,
                           shape_);
@@ -404,8 +406,9 @@ class EpBench {
 
   World& world_;
   const Shape shape_;
-  const std::int64_t me_, local_experts_;
+  const std::int64_t me_;
   ep::Group group_;
+  const std::int64_t local_experts_, first_expert_;
   std::vector<Batch> batches_, small_batches_;
   Tensor expert_output_, output_;
   std::vector<Measurement> measurements_;
@@ -414,7 +417,7 @@ class EpBench {
 }  // namespace
 
 void run_ep(World& world, const Shape& shape, const std::string& json_path) {
-  shape.validate(world.n_pes());
+  shape.validate();
   Report report = report_of(world, "shoal-bench ep");
   report.basis = kRowsReceived;
   describe(report, shape);

@@ -81,14 +81,14 @@ struct Plan {
 };
 
 Plan make_plan(const Batch& batch, const Shape& shape, std::int32_t ranks) {
-  const std::int64_t local_experts = shape.experts / ranks;
+  const ep::detail::Partition spread = shape.spread(ranks);
   Plan plan;
   plan.tokens.resize(static_cast<std::size_t>(ranks));
   plan.position.resize(static_cast<std::size_t>(batch.tokens));
   for (std::int64_t token = 0; token < batch.tokens; ++token)
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
-      const std::int64_t rank =
-          batch.topk_idx.as<std::int64_t>()[token * shape.top_k + k] / local_experts;
+      const std::int32_t rank =
+          spread.place(batch.topk_idx.as<std::int64_t>()[token * shape.top_k + k]).rank;
       auto& list = plan.tokens[static_cast<std::size_t>(rank)];
       if (list.empty() || list.back() != token) list.push_back(static_cast<std::int32_t>(token));
     }
@@ -277,12 +277,10 @@ class NormalMode final : public Mode {
       }
     exchange.forward(experts.data(), received_experts.data(), RowType(k * sizeof(std::int64_t)));
     exchange.forward(weights.data(), received_weights.data(), RowType(k * sizeof(float)));
-    const std::int64_t local_experts = shape_.experts / ranks_,
-                       first_expert = rank_ * local_experts;
+    const ep::detail::Partition spread = shape_.spread(ranks_);
+    const std::int64_t first_expert = spread.first(rank_);
     for (std::int64_t& expert : received_experts)
-      expert = expert >= first_expert && expert < first_expert + local_experts
-                   ? expert - first_expert
-                   : -1;
+      expert = spread.place(expert).rank == rank_ ? expert - first_expert : -1;
     for (std::size_t row = 0; row < static_cast<std::size_t>(exchange.received); ++row) {
       auto* const x = received_.as<std::uint16_t>() + row * static_cast<std::size_t>(shape_.hidden);
       bench::apply_experts(x, x, received_experts.data() + row * k,
@@ -299,7 +297,8 @@ class LowLatencyMode final : public Mode {
  public:
   LowLatencyMode(const Shape& shape, std::int32_t rank, std::int32_t ranks, bool quantize)
       : Mode(shape, shape.low_latency_tokens, rank, ranks),
-        local_experts_(shape.experts / ranks),
+        spread_(shape.spread(ranks)),
+        local_experts_(spread_.count(rank)),
         rows_per_expert_(ranks * shape.low_latency_tokens),
         quantize_(quantize),
         groups_(static_cast<std::size_t>((shape.hidden + 127) / 128)),
@@ -342,7 +341,7 @@ class LowLatencyMode final : public Mode {
     std::byte* record = sent_.as<std::byte>();
     for (std::size_t rank = 0; rank < plan.tokens.size(); ++rank)
       for (const std::int32_t token : plan.tokens[rank]) {
-        pack(record, batch, token, static_cast<std::int64_t>(rank));
+        pack(record, batch, token, static_cast<std::int32_t>(rank));
         record += record_bytes_;
       }
     Exchange exchange = [&] {
@@ -356,13 +355,13 @@ class LowLatencyMode final : public Mode {
   }
 
   /// Layout of a record: experts of `rank`, numbered from 0 there, or -1; weights; row; scales.
-  void pack(std::byte* record, const Batch& batch, std::int64_t token, std::int64_t rank) const {
+  void pack(std::byte* record, const Batch& batch, std::int64_t token, std::int32_t rank) const {
     auto* const experts = reinterpret_cast<std::int32_t*>(record);
     auto* const weights = reinterpret_cast<float*>(record) + shape_.top_k;
     for (std::int64_t k = 0; k < shape_.top_k; ++k) {
-      const std::int64_t local =
-          batch.topk_idx.as<std::int64_t>()[token * shape_.top_k + k] - rank * local_experts_;
-      experts[k] = local >= 0 && local < local_experts_ ? static_cast<std::int32_t>(local) : -1;
+      const ep::detail::ExpertPlace place =
+          spread_.place(batch.topk_idx.as<std::int64_t>()[token * shape_.top_k + k]);
+      experts[k] = place.rank == rank ? place.local : -1;
       weights[k] = batch.weights.as<float>()[token * shape_.top_k + k];
     }
     if (quantize_)
@@ -427,7 +426,7 @@ class LowLatencyMode final : public Mode {
       const Exchange exchange = dispatch(batch, plan, ignored);
       for (const Place& place : places_) {
         const std::int64_t expert =
-            rank_ * local_experts_ + static_cast<std::int64_t>(place.place) / rows_per_expert_;
+            spread_.first(rank_) + static_cast<std::int64_t>(place.place) / rows_per_expert_;
         if (quantize_)
           ep::host::dequantize_row(x.data(), x_.as<std::uint8_t>() + place.place * hidden,
                                    scales_.as<float>() + place.place * groups_, hidden);
@@ -450,6 +449,7 @@ class LowLatencyMode final : public Mode {
     float weight;
   };
 
+  const ep::detail::Partition spread_;
   const std::int64_t local_experts_, rows_per_expert_;
   const bool quantize_;
   const std::size_t groups_, payload_, scales_at_, record_bytes_;
@@ -474,7 +474,7 @@ void run(const Shape& shape, const std::string& json_path) {
   int rank = 0, ranks = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  shape.validate(ranks);
+  shape.validate();
   Report report{.program = "shoal-bench-mpi", .basis = kRowsReceived, .pe = rank, .pes = ranks};
   describe(report, shape);
   std::vector<Measurement> measurements;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ep/plan/combine_error.hpp"
+#include "ep/plan/partition.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::bench {
@@ -28,8 +29,12 @@ struct Shape {
 
   std::int64_t low_latency_iterations() const { return 8 * iterations; }
   std::size_t row_bytes() const { return static_cast<std::size_t>(hidden) * 2; }
-  /// Throws Error{invalid_argument} with the option that does not fit `pes`.
-  void validate(std::int32_t pes) const;
+  /// The experts of each of `pes` PEs, as a group spreads them.
+  ep::detail::Partition spread(std::int32_t pes) const {
+    return {static_cast<std::int32_t>(experts), pes, {}};
+  }
+  /// Throws Error{invalid_argument} with the option that is out of range.
+  void validate() const;
 };
 
 /// Inputs of one operation on one PE.

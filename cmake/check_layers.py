@@ -89,6 +89,8 @@ INTERNALS = {
     ),
     # Header-only: the bound of the error of a combined value.
     ("tools/moe/", "bench/"): ("ep/plan/combine_error.hpp",),
+    # The experts of each PE, as a group spreads them.
+    ("bench/",): ("ep/plan/partition.hpp",),
     # shoal-moe computes the sums and roundings of its reference as the library does, bit by bit.
     ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),
     # The baseline over MPI moves rows with the library's own row operations, and the report names

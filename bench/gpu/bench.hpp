@@ -172,8 +172,9 @@ void check_output(const DeviceBatch& batch, const TensorView& out, const TensorV
                   const TensorView& size, const ep::detail::CombineError& error,
                   cudaStream_t stream, const std::string& what, std::int64_t block = 1);
 
-/// float32 [experts] of the factors of experts first .. first + count - 1 (workload.hpp).
-Tensor expert_factors(std::int64_t first, std::int64_t count);
+/// float32 [group.max_local_experts()]: the factors (workload.hpp) of the experts of rank `me`,
+/// then zeros.
+Tensor expert_factors(const ep::Group& group, Pe me);
 
 /// The settings of a world whose heap lies on the GPU and holds groups of these sizes.
 Settings gpu_settings(std::size_t heap_bytes);

@@ -34,7 +34,7 @@ class LowLatencyBench {
                                                             : std::string()),
         results_(results),
         group_(world.team(), low_latency_options(options, max_tokens)),
-        factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
+        factors_(expert_factors(group_, peers.me())),
         output_(device_tensor(DataType::bfloat16, {max_tokens, shape_.hidden})) {
     for (std::int32_t set = 0; set < kSets; ++set)
       batches_.push_back(make_device_batch(shape_, max_tokens, peers, set, stream_.get()));
@@ -108,7 +108,7 @@ class LowLatencyBench {
   /// Rows that this PE's experts get, mean of the sets.
   void count_rows() {
     rows_ = 0;
-    std::vector<std::int32_t> counts(static_cast<std::size_t>(group_.local_experts()));
+    std::vector<std::int32_t> counts(static_cast<std::size_t>(group_.max_local_experts()));
     for (std::int32_t set = 0; set < kSets; ++set) {
       const ep::LowLatencyReceived received = send_dispatch(set).receive();
       finish();

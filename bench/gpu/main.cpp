@@ -166,7 +166,7 @@ void declare(CLI::App& app, Options& options, std::string& part) {
                   "make groups without preinitialize, then warm them up");
 }
 
-void prepare(Options& options, const std::string& part, const CLI::App& app, std::int32_t pes) {
+void prepare(Options& options, const std::string& part, const CLI::App& app) {
   const bool sweeps = part == "normal" || part == "low-latency";
   if (part == "low-latency") {
     options.shape.tokens = 1;
@@ -179,7 +179,7 @@ void prepare(Options& options, const std::string& part, const CLI::App& app, std
   for (const std::int64_t tokens : options.tokens)
     require(tokens >= 1, Code::invalid_argument, "--tokens contains {}; allowed: 1 or more",
             tokens);
-  options.shape.validate(pes);
+  options.shape.validate();
 }
 
 }  // namespace
@@ -203,8 +203,7 @@ int main(int argc, char** argv) {
     if (part == "nodes" || settings.node_size > 0) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     const bool launched = settings.n_pes > 0;
     options.nodes = settings.node_size > 0;
-    gpu::prepare(options, part, app,
-                 launched ? static_cast<std::int32_t>(settings.n_pes) : options.pes);
+    gpu::prepare(options, part, app);
     if (launched)
       gpu::run_pe(options, part, shoal::make_bootstrap(settings));
     else

@@ -37,7 +37,7 @@ class NodesBench {
         results_(results),
         group_(world.team(), staged_options(options)),
         output_(device_tensor(DataType::bfloat16, {shape_.tokens, shape_.hidden})),
-        factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
+        factors_(expert_factors(group_, peers.me())),
         batch_(make_device_batch(shape_, shape_.tokens, peers, 0, stream_.get())) {}
 
   void run() {

@@ -69,7 +69,7 @@ class NormalBench {
         expert_output_(world.heap().allocate<std::uint16_t>(
             static_cast<std::size_t>(max_tokens_ * peers.count() * shape_.hidden))),
         group_(world.team(), normal_options(options, max_tokens_)),
-        factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
+        factors_(expert_factors(group_, peers.me())),
         output_(device_tensor(DataType::bfloat16, {max_tokens_, shape_.hidden})),
         unpacked_idx_(device_tensor(DataType::int64, {max_tokens_ * peers.count(), shape_.top_k})),
         unpacked_weights_(

@@ -47,9 +47,11 @@ TensorView first_rows(const TensorView& tensor, std::int64_t rows) {
   return view;
 }
 
-Tensor expert_factors(std::int64_t first, std::int64_t count) {
-  const Tensor factors = Tensor::empty(DataType::float32, {count});
-  for (std::int64_t e = 0; e < count; ++e) factors.as<float>()[e] = expert_factor(first + e);
+Tensor expert_factors(const ep::Group& group, Pe me) {
+  const std::int64_t first = group.first_expert()[static_cast<std::size_t>(me)];
+  const Tensor factors = Tensor::empty(DataType::float32, {group.max_local_experts()});
+  for (std::int64_t e = 0; e < factors.size(); ++e)
+    factors.as<float>()[e] = e < group.local_experts() ? expert_factor(first + e) : 0;
   return upload(factors);
 }
 
@@ -59,16 +61,16 @@ DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Pee
   const Tensor factor = Tensor::empty(DataType::float32, {tokens}),
                size = Tensor::empty(DataType::float32, {tokens}),
                ranks = Tensor::empty(DataType::float32, {tokens});
-  const std::int64_t local_experts = shape.experts / peers.count();
+  const ep::detail::Partition spread = shape.spread(peers.count());
   for (std::int64_t token = 0; token < tokens; ++token) {
     float sum = 0, magnitude = 0;
-    std::set<std::int64_t> ranks_of_token;
+    std::set<std::int32_t> ranks_of_token;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
       const std::int64_t expert = host.topk_idx.as<std::int64_t>()[token * shape.top_k + k];
       const float term = host.weights.as<float>()[token * shape.top_k + k] * expert_factor(expert);
       sum += term;
       magnitude += std::abs(term);
-      ranks_of_token.insert(expert / local_experts);
+      ranks_of_token.insert(spread.place(expert).rank);
     }
     factor.as<float>()[token] = sum;
     size.as<float>()[token] = magnitude;

@@ -47,7 +47,7 @@ json creation_order(const std::vector<std::uint32_t>& sizes, std::uint32_t seeds
       for (std::uint32_t seed = 1; seed <= seeds; ++seed)
         for (const CreationOrder order : {CreationOrder::naive, CreationOrder::rotated}) {
           AllToAllOptions options;
-          options.experts = std::max(256U, pes);
+          options.experts = (std::max(256U, pes) + pes - 1) / pes * pes;
           options.seed = seed;
           options.mesh.pes = pes;
           options.mesh.order = order;

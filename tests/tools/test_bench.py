@@ -50,6 +50,19 @@ def test_a_wrong_setting_is_an_error(bin_dir, command):
     assert f'{program}: SHOAL-N106: SHOAL_LOG is "loud"; allowed: ' in result.stderr
 
 
+@pytest.mark.parametrize(("pes", "experts"), [(3, "10"), (4, "3")])
+def test_experts_that_the_pes_do_not_divide(bin_dir, pes, experts):
+    shape = ["--tokens", "32", "--hidden", "256", "--low-latency-tokens", "8", "--iterations", "2"]
+    command = [bin_dir / "shoal-run", "-n", str(pes), bin_dir / "shoal-bench", "ep"]
+    result = subprocess.run(
+        [*command, *shape, "--experts", experts, "--top-k", "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr  # it checks the results
+
+
 def test_first_pairs_of_an_interface_of_each_kind(bin_dir, tmp_path):
     pytest.importorskip("torch")
     report = tmp_path / "first.json"
