@@ -10,7 +10,6 @@ namespace {
 ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* call) {
   const shoal_ep_group_options defaults = SHOAL_EP_GROUP_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_group_options", &required(given, call, "options"), defaults);
-  check_reserved("shoal_ep_group_options", c.reserved);
   // In nanoseconds, as C++ counts, it must fit std::int64_t.
   constexpr std::int64_t kMostMs = std::numeric_limits<std::int64_t>::max() / 1'000'000;
   require(c.timeout_ms <= kMostMs && c.timeout_ms >= -kMostMs, Code::invalid_argument,
@@ -28,6 +27,7 @@ ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* 
       .top_k = c.top_k,
       .experts = c.experts,
       .first_expert = std::vector(c.first_expert, c.first_expert + c.first_experts),
+      .none_expert = c.none_expert == 0 ? -1 : c.none_expert,
       .dtype = enumeration(c.dtype, DataType::float64, call, "shoal_ep_group_options.dtype"),
       .max_scales = c.max_scales,
       .live_results = c.live_results,

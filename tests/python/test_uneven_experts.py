@@ -134,3 +134,88 @@ def test_layer_of_torch(experts, given, first, settings):
         return True
 
     assert all(with_group(body, settings, experts, given))
+
+
+def test_another_id_for_no_expert(settings):
+    """FlashInfer fills unused slots with the number of experts; -1 still means the same."""
+    torch = pytest.importorskip("torch")
+    experts = 10
+
+    def body(group, pe):
+        assert group.options["none_expert"] == experts
+        rows, indices = tokens_of(pe, experts)
+        given = np.where(indices < 0, experts, indices)
+        given[0] = -1
+        indices[0] = -1
+        factors = np.where(indices < 0, 0, indices + 1).sum(1)[:, None]
+        first = group.first_expert[pe]
+
+        routing = group.route(given)
+        assert np.array_equal(routing.topk_idx, indices)
+        received = group.dispatch(rows, routing)
+        idx = received.topk_idx
+        y = received.x * np.where(idx < 0, 0, idx + first + 1).sum(1)[:, None]
+        assert np.array_equal(
+            group.combine(y.astype(np.float32), received.handle).x, rows * factors
+        )
+
+        x = torch.from_numpy(rows).to(torch.bfloat16)
+        received = group.low_latency_dispatch(x, given, quantize="none").receive()
+        scale = torch.arange(first + 1, first + 1 + group.max_local_experts)
+        y = received.x * scale[:, None, None].to(torch.bfloat16)
+        weights = np.ones(indices.shape, np.float32)
+        out = group.low_latency_combine(y, given, weights, received.handle).receive()
+        assert np.abs(out.float().numpy() - rows * factors).max() <= 2
+
+        given[3, 1] = experts + 1
+        for call in (group.route, lambda bad: group.low_latency_dispatch(x, bad)):
+            with pytest.raises(shoal.InvalidArgumentError, match="0 to 9, or -1 or 10 for none"):
+                call(given)
+        return True
+
+    options = {"none_expert": experts, "low_latency_max_tokens": TOKENS}
+    assert all(with_group(body, settings, experts, None, **options))
+    with pytest.raises(shoal.InvalidArgumentError, match="none_expert is 9; allowed: -1, or 10"):
+        shoal.ep.size_hint(4, hidden=64, top_k=1, experts=10, max_tokens=1, none_expert=9)
+
+
+@pytest.mark.parametrize("first", [None, [0, 43, 86, 128]])
+def test_a_shared_expert_is_the_last_one(first, settings):
+    """4096 channels, top-8 of 128 experts, and expert 128 with weight 1 for every token; where the
+    caller says so, alone on the last rank."""
+    experts, top_k, hidden, tokens = 128, 8, 4096, 6
+
+    def pe(world):
+        group = shoal.ep.Group(
+            world.team,
+            hidden=hidden,
+            top_k=top_k + 1,
+            experts=experts + 1,
+            first_expert=first,
+            max_tokens=4 * tokens,
+            low_latency_max_tokens=tokens,
+            dtype="float32",
+        )
+        me = world.my_pe
+        random = np.random.default_rng(me)
+        rows = random.integers(-4, 4, (tokens, hidden)).astype(np.float32)
+        routed = np.stack([random.permutation(experts)[:top_k] for _ in range(tokens)])
+        shared = np.full((tokens, 1), experts)
+        indices = np.concatenate([routed, shared], axis=1).astype(np.int64)
+        weights = np.full((tokens, top_k + 1), 0.125, np.float32)
+        weights[:, -1] = 1
+        wanted = rows * (weights * (indices % 16 + 1)).sum(1, keepdims=True)
+
+        received = group.dispatch(rows, group.route(indices), weights=weights)
+        idx = received.topk_idx
+        factors = (idx + group.first_expert[me]) % 16 + 1
+        y = received.x * (received.topk_weights * np.where(idx < 0, 0, factors)).sum(1)[:, None]
+        out = group.combine(y.astype(np.float32), received.handle).x
+        assert np.array_equal(out, wanted)
+        if me == PES - 1:  # its last expert gets every token
+            assert received.tokens_per_expert[-1] == PES * tokens
+            assert first is None or len(received.tokens_per_expert) == 1
+        group.close()
+        return True
+
+    assert all(shoal.run_threads(PES, pe, settings))

@@ -31,7 +31,7 @@ typedef struct shoal_ep_group_options {
   int32_t combine_staging;
   int64_t chunk_bytes;
   int32_t chunks_in_flight;
-  int32_t reserved;             ///< 0
+  int32_t none_expert;          ///< 0: -1 alone
   const int32_t* first_expert;  ///< [first_experts]; not read after the call
   int64_t first_experts;        ///< 0, the number of ranks, or one more
 } shoal_ep_group_options;

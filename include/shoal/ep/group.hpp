@@ -127,9 +127,9 @@ class Group {
 
   /// Computes where tokens go. Local and pure.
   ///
-  /// topk_idx: int64 or int32 [tokens, top_k]; -1: none. Throws Error{invalid_argument} for an
-  /// index outside the experts and for an expert that occurs twice in a row, naming the token. The
-  /// arrays of `options` are filled as well.
+  /// topk_idx: int64 or int32 [tokens, top_k]; -1 or GroupOptions::none_expert: none. Throws
+  /// Error{invalid_argument} for an index outside the experts and for an expert that occurs twice
+  /// in a row, naming the token. The arrays of `options` are filled as well.
   [[nodiscard]] Routing route(const ConstTensorView& topk_idx,
                               const RouteOptions& options = {}) const;
   /// Calls route with RouteOptions{.launch = launch}. A template, so that {} are RouteOptions.

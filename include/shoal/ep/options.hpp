@@ -47,6 +47,9 @@ struct GroupOptions {
   /// 0; or [ranks + 1], the last of which is `experts`. Two equal numbers are a rank without
   /// experts.
   std::vector<std::int32_t> first_expert = {};
+  /// An id in topk_idx that means no expert, as -1 always does: -1, or any id from `experts` on,
+  /// such as `experts` itself, with which FlashInfer fills unused slots.
+  std::int32_t none_expert = -1;
   /// The widest row dtype of normal mode, which determines the size of the receive area: bfloat16,
   /// float16, float32 or float8_e4m3.
   DataType dtype = DataType::bfloat16;

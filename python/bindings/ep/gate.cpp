@@ -90,8 +90,8 @@ void bind_gate(nb::module_& module) {
       "size_hint", &size_hint, nb::arg("ranks"), nb::arg("options"),
       nb::sig(
           "def size_hint(ranks: int, *, heap: str = 'host', nodes: int = 1, hidden: int, top_k:"
-          " int, experts: int, first_expert: collections.abc.Sequence[int] | None = None, max_tokens: int "
-          "= 0, dtype: shoal.typing.DType = 'bfloat16', "
+          " int, experts: int, first_expert: collections.abc.Sequence[int] | None = None, none_expert: int "
+          "= -1, max_tokens: int = 0, dtype: shoal.typing.DType = 'bfloat16', "
           "max_scales: int = 0, live_results: int = 2, low_latency_max_tokens: int = 0, "
           "preinitialize: bool = False, mask_failed: bool = False, timeout: float | "
           "datetime.timedelta = 0.0, threads: int = 0, combine_staging: bool = True, "

@@ -109,7 +109,7 @@ void bind_lifetime(nb::class_<Group>& group) {
           "__init__", &construct, nb::arg("team").none(), nb::arg("options"),
           nb::sig(
               "def __init__(self, team: shoal._core.Team, *, hidden: int, top_k: int, experts: int, "
-              "first_expert: collections.abc.Sequence[int] | None = None, max_tokens: int = 0, dtype: shoal.typing.DType = 'bfloat16', max_scales: int = 0, "
+              "first_expert: collections.abc.Sequence[int] | None = None, none_expert: int = -1, max_tokens: int = 0, dtype: shoal.typing.DType = 'bfloat16', max_scales: int = 0, "
               "live_results: int = 2, low_latency_max_tokens: int = 0, preinitialize: bool = False, "
               "mask_failed: bool = False, timeout: float | datetime.timedelta = 0.0, threads: int = "
               "0, combine_staging: bool = True, chunk_bytes: int = 0, chunks_in_flight: int = 0) -> "
@@ -118,7 +118,8 @@ void bind_lifetime(nb::class_<Group>& group) {
           "hidden: channels of a row. top_k: experts per token, 1 to 32. experts: of all ranks "
           "together; each rank holds experts // ranks consecutive ones, the first experts % ranks "
           "one more. first_expert: the first expert of each rank, if they are spread otherwise; "
-          "two equal numbers are a rank without experts.\n"
+          "two equal numbers are a rank without experts. none_expert: an id in topk_idx that means "
+          "no expert, as -1 does; from experts on.\n"
           "max_tokens: the most tokens per rank and call in normal mode; 0: no normal mode. "
           "low_latency_max_tokens: the same for low-latency mode.\n"
           "dtype: the widest rows of normal mode. max_scales: the most scales per row; 0: one per "

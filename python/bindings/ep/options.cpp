@@ -46,6 +46,7 @@ const std::map<std::string, Setter>& setters() {
        [](std::string_view call, Options& options, nb::handle value) {
          options.first_expert = first_expert_from(call, value);
        }},
+      setter("none_expert", &Options::none_expert),
       setter("max_tokens", &Options::max_tokens),
       {"dtype", [](std::string_view call, Options& options,
                    nb::handle value) { options.dtype = dtype_from(call, value); }},
@@ -75,7 +76,7 @@ ep::GroupOptions group_options_from(std::string_view call, const nb::kwargs& giv
       throw nb::type_error(
           fmt::format(
               "{} has no option \"{}\"; there are hidden, top_k, experts, "
-              "first_expert, max_tokens, dtype, max_scales, live_results, low_latency_max_tokens, preinitialize, "
+              "first_expert, none_expert, max_tokens, dtype, max_scales, live_results, low_latency_max_tokens, preinitialize, "
               "mask_failed, timeout, threads, combine_staging, chunk_bytes and "
               "chunks_in_flight",
               call, name)
@@ -91,6 +92,7 @@ nb::dict to_dict(const ep::GroupOptions& options) {
   all["top_k"] = options.top_k;
   all["experts"] = options.experts;
   all["first_expert"] = options.first_expert;
+  all["none_expert"] = options.none_expert;
   all["max_tokens"] = options.max_tokens;
   all["dtype"] = std::string(name_of(options.dtype));
   all["max_scales"] = options.max_scales;

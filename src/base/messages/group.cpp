@@ -95,7 +95,7 @@ static constexpr Message kGroupRows[] = {
      "A routing index names an expert that does not exist; the router wrote it, or the array was "
      "not filled yet when the call ran.",
      "Pass 0 to experts - 1, or -1 for none, and order the call after the kernel that computes the"
-     " indices."},
+     " indices. `GroupOptions.none_expert` names another id for none."},
     {544, "An index of `topk_rows` is outside the rows of y or out.",
      "Pass the array that `Group::expand` filled for the same layout."},
     {545, "One token names the same expert twice, whose outputs would be added twice.",

@@ -25,6 +25,7 @@ constexpr Field kFields[] = {
     {"hidden", [](const GroupOptions& o) { return o.hidden; }},
     {"top_k", [](const GroupOptions& o) { return std::int64_t{o.top_k}; }},
     {"experts", [](const GroupOptions& o) { return std::int64_t{o.experts}; }},
+    {"none_expert", [](const GroupOptions& o) { return std::int64_t{o.none_expert}; }},
     {"dtype", [](const GroupOptions& o) { return static_cast<std::int64_t>(o.dtype); }},
     {"max_scales", [](const GroupOptions& o) { return o.max_scales; }},
     {"live_results", [](const GroupOptions& o) { return std::int64_t{o.live_results}; }},

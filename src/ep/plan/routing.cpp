@@ -70,12 +70,12 @@ Tensor checked_topk(const ConstTensorView& topk_idx, const Shape& shape, std::in
     std::int64_t* row = out + t * shape.top_k;
     for (std::int32_t k = 0; k < shape.top_k; ++k) {
       const std::int64_t i = t * shape.top_k + k;
-      const std::int64_t expert = topk_idx.dtype == DataType::int64
-                                      ? topk_idx.as<std::int64_t>()[i]
-                                      : topk_idx.as<std::int32_t>()[i];
+      const std::int64_t given = topk_idx.dtype == DataType::int64 ? topk_idx.as<std::int64_t>()[i]
+                                                                   : topk_idx.as<std::int32_t>()[i];
+      const std::int64_t expert = given == shape.none_expert ? -1 : given;
       require(expert >= -1 && expert < shape.experts, Code::invalid_argument,
-              "SHOAL-N543: {}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none", call, t,
-              k, expert, shape.experts - 1);
+              "SHOAL-N543: {}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or {} for none", call, t,
+              k, expert, shape.experts - 1, [&] { return shape.none_ids(); });
       require(
           expert < 0 || std::find(row, row + k, expert) == row + k, Code::invalid_argument,
           "SHOAL-N545: {}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",

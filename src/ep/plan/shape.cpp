@@ -17,6 +17,10 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 
 }  // namespace
 
+std::string Shape::none_ids() const {
+  return none_expert == -1 ? "-1" : "-1 or " + std::to_string(none_expert);
+}
+
 Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes) {
   require_range("max_tokens", options.max_tokens, 0, kMaxTokens);
   require_range("low_latency_max_tokens", options.low_latency_max_tokens, 0, kMaxTokens);
@@ -26,6 +30,11 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   require_range("hidden", options.hidden, 1, kMaxHidden);
   require_range("top_k", options.top_k, 1, kMaxTopK);
   require_range("experts", options.experts, 1, kMaxExperts);
+  require(
+      options.none_expert == -1 || options.none_expert >= options.experts, Code::invalid_argument,
+      "SHOAL-N605: ep::GroupOptions.none_expert is {}; allowed: -1, or {} (GroupOptions.experts) "
+      "and above",
+      options.none_expert, options.experts);
   require_range("max_scales", options.max_scales, 0, kMaxHidden);
   require_range("live_results", options.live_results, 1, 1024);
   require_range("threads", options.threads, 0, 1024);
@@ -63,6 +72,7 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   Shape shape;
   shape.ranks = ranks;
   shape.experts = options.experts;
+  shape.none_expert = options.none_expert;
   shape.partition = std::make_shared<Partition>(options.experts, ranks, options.first_expert);
   shape.local_experts = shape.partition->largest();
   shape.top_k = options.top_k;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <string>
 
 #include "base/align.hpp"
 #include "ep/plan/partition.hpp"
@@ -32,6 +33,7 @@ struct Shape {
   std::int32_t ranks = 0, experts = 0, top_k = 0;
   std::int32_t local_experts = 0;              ///< the most experts of any rank, which sizes arrays
   std::shared_ptr<const Partition> partition;  ///< the experts of each rank
+  std::int32_t none_expert = -1;               ///< GroupOptions::none_expert
   std::int32_t nodes = 1;  ///< nodes of the group; each has the same number of ranks
   std::int64_t hidden = 0, max_tokens = 0, low_latency_max_tokens = 0, max_scales = 0;
   std::int32_t live_results = 0;
@@ -47,6 +49,8 @@ struct Shape {
   std::int32_t local_of(std::int64_t expert) const { return partition->place(expert).local; }
   std::int32_t first_expert(std::int32_t rank) const { return partition->first(rank); }
   std::int32_t experts_of(std::int32_t rank) const { return partition->count(rank); }
+  /// The ids in topk_idx that mean no expert, for messages.
+  std::string none_ids() const;
   /// Ranks on other nodes.
   std::int32_t remote_ranks() const noexcept { return ranks - ranks / nodes; }
   /// Low latency: combine rows of one rank for the tokens of one source, at most.

@@ -64,6 +64,14 @@ std::vector<std::int64_t> EpCase::topk(std::int32_t rank) const {
   return topk_idx;
 }
 
+std::vector<std::int64_t> EpCase::given_topk(std::int32_t rank) const {
+  std::vector<std::int64_t> given = topk(rank);
+  bool other = false;
+  for (std::int64_t& expert : given)
+    if (expert < 0 && (other = !other)) expert = none_expert;
+  return given;
+}
+
 std::vector<float> EpCase::weights(std::int32_t rank) const {
   std::mt19937 random(static_cast<std::uint32_t>(mix(seed ^ (0x1234ULL + rank))));
   std::vector<float> values(tokens(rank) * top_k);
@@ -89,9 +97,10 @@ std::vector<std::uint16_t> EpCase::rows(std::int32_t rank) const {
 
 std::string EpCase::describe() const {
   return fmt::format(
-      "ranks {} experts {}{} top_k {} hidden {} max_tokens {}{} load {} seed {}", ranks, experts,
-      first_expert.empty() ? "" : fmt::format(" from {}", fmt::join(first_expert, " ")), top_k,
-      hidden, max_tokens, full ? " (all)" : "", static_cast<int>(load), seed);
+      "ranks {} experts {}{}{} top_k {} hidden {} max_tokens {}{} load {} seed {}", ranks, experts,
+      first_expert.empty() ? "" : fmt::format(" from {}", fmt::join(first_expert, " ")),
+      none_expert == -1 ? "" : fmt::format(" or {}", none_expert), top_k, hidden, max_tokens,
+      full ? " (all)" : "", static_cast<int>(load), seed);
 }
 
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* experts) {

@@ -33,6 +33,7 @@ struct EpCase {
   bool full = false;         ///< ranks that are not idle have max_tokens tokens
   bool round_robin = false;  ///< ranks are dealt to the nodes in turn instead of in blocks
   std::vector<std::int32_t> first_expert = {};  ///< as in GroupOptions
+  std::int32_t none_expert = -1;                ///< as in GroupOptions; in every other hole
 
   /// The first expert of a rank, or the end of those of the last one.
   std::int32_t first_of(std::int32_t rank) const;
@@ -46,7 +47,9 @@ struct EpCase {
   }
   std::int64_t tokens(std::int32_t rank) const;             ///< 0 .. max_tokens
   std::vector<std::int64_t> topk(std::int32_t rank) const;  ///< [tokens, top_k]
-  std::vector<float> weights(std::int32_t rank) const;      ///< [tokens, top_k]
+  /// topk as calls get it: every other -1 is none_expert.
+  std::vector<std::int64_t> given_topk(std::int32_t rank) const;
+  std::vector<float> weights(std::int32_t rank) const;  ///< [tokens, top_k]
   /// Bits of a bfloat16 value of magnitude below 2.
   std::uint16_t value(std::int32_t rank, std::int64_t token, std::int64_t channel) const;
   std::vector<std::uint16_t> rows(std::int32_t rank) const;  ///< [tokens, hidden] bfloat16

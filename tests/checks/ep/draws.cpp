@@ -96,7 +96,10 @@ class Shapes : protected Draws {
     c.experts = c.ranks * count;
     if (how == 2)
       c.experts = std::max(1, c.experts - static_cast<std::int32_t>(pick(0, c.ranks - 1)));
-    if (how != 3) return;
+    if (how == 3) spread_unequally(c, count);
+    if (seed_ % 4 == 0) c.none_expert = c.experts;
+  }
+  void spread_unequally(EpCase& c, std::int32_t count) {
     c.first_expert = {0};
     for (std::int32_t rank = 0; rank < c.ranks; ++rank)
       c.first_expert.push_back(c.first_expert.back() + static_cast<std::int32_t>(pick(0, count)));
@@ -141,6 +144,7 @@ class Normal : Shapes {
     options.top_k = c.top_k;
     options.experts = c.experts;
     options.first_expert = c.first_expert;
+    options.none_expert = c.none_expert;
     options.max_scales = log_pick(1, 128);
     options.live_results = static_cast<std::int32_t>(pick(1, 2));
     for (int i = 0; i < 3; ++i) drawn.calls.push_back(call(c, options));

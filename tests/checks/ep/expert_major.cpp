@@ -39,8 +39,8 @@ class ExpertMajorRound::Round {
         tokens_(c.tokens(me_)),
         wanted_(expected_expert_major(c, me_, call.alignment)) {
     host_topk_ = Tensor::empty(DataType::int64, {tokens_, c.top_k});
-    const auto topk_idx = c.topk(me_);
-    std::copy(topk_idx.begin(), topk_idx.end(), host_topk_.as<std::int64_t>());
+    topk_ = c.topk(me_);
+    std::ranges::copy(c.given_topk(me_), host_topk_.as<std::int64_t>());
   }
 
   ep::ExpertMajorDispatched dispatch(const ep::Handle& cached) {
@@ -246,7 +246,7 @@ class ExpertMajorRound::Round {
   void check(const ep::Combined& combined) const {
     group_.synchronize();
     const std::size_t element = size_of(call_.output_dtype);
-    const auto* topk_idx = host_topk_.as<std::int64_t>();
+    const std::int64_t* const topk_idx = topk_.data();
     const Tensor x = tensors_.download(combined.x);
     expect(x.dtype == call_.output_dtype && x.shape[0] == tokens_ && x.shape[1] == case_.hidden,
            "the combined x is " + x.describe());
@@ -295,6 +295,7 @@ class ExpertMajorRound::Round {
   const std::int64_t tokens_;
   const ExpectedExpertMajor wanted_;
   Tensor host_topk_;
+  std::vector<std::int64_t> topk_;
   std::uint64_t salt_ = 0;
 };
 
@@ -330,6 +331,7 @@ ep::GroupOptions expert_major_options(const EpCase& c, const ExpertMajorCall& ca
   options.top_k = c.top_k;
   options.experts = c.experts;
   options.first_expert = c.first_expert;
+  options.none_expert = c.none_expert;
   options.dtype = size_of(call.output_dtype) > size_of(call.dtype) && size_of(call.output_dtype) > 2
                       ? call.output_dtype
                       : call.dtype;

@@ -193,7 +193,7 @@ Tensor GpuLowLatencyRound::rows_on_host() const {
 Tensor GpuLowLatencyRound::topk_on_host() const {
   Tensor topk =
       Tensor::empty(call_.int32_topk ? DataType::int32 : DataType::int64, {tokens_, case_.top_k});
-  auto topk_idx = case_.topk(owner_.me);
+  auto topk_idx = case_.given_topk(owner_.me);
   topk_idx.resize(tokens_ * case_.top_k, -1);
   if (call_.int32_topk)
     std::copy(topk_idx.begin(), topk_idx.end(), topk.as<std::int32_t>());

@@ -23,6 +23,7 @@ inline shoal_ep_group_options c_options(const EpCase& c) {
   options.experts = c.experts;
   options.first_expert = c.first_expert.data();
   options.first_experts = static_cast<int64_t>(c.first_expert.size());
+  options.none_expert = c.none_expert;
   return options;
 }
 

@@ -132,6 +132,7 @@ TEST(CApiEp, NormalModeMatchesTheReferenceWithUnevenExperts) {
   c.experts = 7;
   match_reference(c);
   c.first_expert = {0, 5, 5, 7};
+  c.none_expert = 7;
   match_reference(c);
 }
 

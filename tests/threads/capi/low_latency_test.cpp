@@ -83,6 +83,7 @@ TEST(CApiLowLatency, MatchesTheReferenceWithUnevenExperts) {
   c.experts = 7;
   match_reference(c);
   c.first_expert = {0, 5, 5};
+  c.none_expert = 7;
   match_reference(c);
 }
 

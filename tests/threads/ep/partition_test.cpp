@@ -83,6 +83,15 @@ TEST_P(EpPartition, AllTokensGoToOneExpertOrNone) {
   }
 }
 
+TEST_P(EpPartition, AnIdBesideMinusOneMeansNoExpert) {
+  EpCase c = on_four_ranks(10);
+  c.holes = 0.4;
+  for (const std::int32_t none : {10, 2'147'483'647}) {
+    c.none_expert = none;
+    run_every_mode(c);
+  }
+}
+
 struct Model {
   std::int64_t hidden;
   std::int32_t top_k, experts, ranks;
@@ -130,6 +139,35 @@ TEST(EpFirstExpert, TheDefaultWrittenOutIsTheSame) {
     if (world.my_pe() == 1) c.first_expert = {0, 3, 6, 9};
     ep::Group group(world.team(), options_for(c));
     check_normal(group, c);
+    group.close();
+  });
+}
+
+TEST(EpNoneExpert, OtherIdsAreRefused) {
+  run_threads(2, ep_settings(), [](World& world) {
+    EpCase c = small_case(2);
+    for (const std::int32_t none : {5, 0, -2}) {
+      c.none_expert = none;
+      expect_error(Code::invalid_argument,
+                   ("none_expert is " + std::to_string(none) +
+                    "; allowed: -1, or 6 (GroupOptions.experts) and above")
+                       .c_str(),
+                   [&] { ep::Group(world.team(), options_for(c)); });
+    }
+    c.none_expert = world.my_pe() == 0 ? 6 : 7;
+    expect_error(Code::mismatch, "none_expert differs between ranks: 6 on PE 0, 7 on PE 1",
+                 [&] { ep::Group(world.team(), options_for(c)); });
+    c.none_expert = 6;
+    ep::Group group(world.team(), options_for(c));
+    std::vector<std::int64_t> topk_idx = {0, 6, -1, 7};
+    const ConstTensorView given(topk_idx.data(), DataType::int64, {1, 4});
+    expect_error(Code::invalid_argument,
+                 "topk_idx[0, 3] is 7; allowed: 0 to 5, or -1 or 6 for none",
+                 [&] { (void)group.route(given); });
+    topk_idx[3] = 6;  // it may stand more than once in a row
+    const ep::Routing routing = group.route(given);
+    EXPECT_EQ(routing.topk_idx.as<std::int64_t>()[1], -1);
+    EXPECT_EQ(routing.counts->tokens_per_rank[0], 1);
     group.close();
   });
 }

@@ -50,7 +50,7 @@ EXPECT_MEMBER(shoal_ep_group_options, threads, 72, int32_t);
 EXPECT_MEMBER(shoal_ep_group_options, combine_staging, 76, int32_t);
 EXPECT_MEMBER(shoal_ep_group_options, chunk_bytes, 80, int64_t);
 EXPECT_MEMBER(shoal_ep_group_options, chunks_in_flight, 88, int32_t);
-EXPECT_MEMBER(shoal_ep_group_options, reserved, 92, int32_t);
+EXPECT_MEMBER(shoal_ep_group_options, none_expert, 92, int32_t);
 EXPECT_MEMBER(shoal_ep_group_options, first_expert, 96, const int32_t*);
 EXPECT_MEMBER(shoal_ep_group_options, first_experts, 104, int64_t);
 

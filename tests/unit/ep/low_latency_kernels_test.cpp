@@ -47,6 +47,12 @@ TEST_P(LowLatencyKernels, UnevenExperts) {
   }
 }
 
+TEST_P(LowLatencyKernels, AnIdBesideMinusOneMeansNoExpert) {
+  Ranks ranks({.masks = GetParam(), .none_expert = 9});
+  for (const Combine& combine : {kSums, kRows, kLogfmt}) ranks.round(combine, Values::mixed);
+  for (std::int32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.report(rank).fault, 0U);
+}
+
 TEST_P(LowLatencyKernels, GroupsOfChannelsThatFillNoPacketOfScales) {
   for (const std::int64_t hidden : {128, 640, 2688, 2944})
     for (const Quantize quantize : {Quantize::none, Quantize::fp8}) {

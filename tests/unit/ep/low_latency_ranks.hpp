@@ -42,6 +42,7 @@ struct Case {
   /// Ranks of a node, which reach each other by loads and stores; 0: all ranks.
   std::int32_t node_size = 0;
   std::vector<std::int32_t> first_expert = {};  ///< as in GroupOptions
+  std::int32_t none_expert = -1;                ///< as in GroupOptions; in every hole
 
   bool is_remote(std::int32_t a, std::int32_t b) const {
     return node_size != 0 && a / node_size != b / node_size;
@@ -165,10 +166,9 @@ class Ranks {
       group.report = rank.report.data();
       group.record = reinterpret_cast<KernelRecord*>(rank.kernel_record.data());
       group.timeout_ns = 30'000'000'000;
-      group.ranks = c.ranks;
-      group.me = me;
+      group.ranks = c.ranks, group.me = me;
       set_experts(group, *shape_.partition, me, expert_words_.data());
-      group.top_k = c.top_k;
+      group.top_k = c.top_k, group.none_expert = c.none_expert;
       group.mask_failed = c.masks ? 1 : 0;
       group.finds_other_mode = rank.remote.count == 0 && !c.masks ? 1 : 0;
       std::memset(rank.block.data() + layout_.slot_weights, 0xff,
@@ -301,14 +301,13 @@ class Ranks {
             static_cast<std::int32_t>(shape_.low_latency_max_tokens)};
   }
   float uniform() { return std::uniform_real_distribution<float>(-1, 1)(random_); }
-
   void draw_tokens(Rank& rank) {
     const auto n = static_cast<std::size_t>(tokens(rank));
     rank.x.resize(n * shape_.hidden + 1);
     for (std::uint16_t& value : rank.x) value = numeric::to_bf16(uniform()).bits;
     if (quantize_ >= Quantize::mxfp8)
       draw_extremes(std::span(rank.x).first(n * shape_.hidden), random_);
-    rank.topk_idx.assign(n * c_.top_k + 1, -1);
+    rank.topk_idx.assign(n * c_.top_k + 1, c_.none_expert);
     rank.weights.resize(n * c_.top_k + 1);
     for (float& weight : rank.weights) weight = uniform();
     std::vector<std::int64_t> experts(c_.experts);
@@ -497,7 +496,8 @@ class Ranks {
 
   /// The rank of the expert in a top-k slot; -1: none.
   std::int64_t rank_of(const Rank& rank, std::size_t at) const {
-    return rank.topk_idx[at] < 0 ? -1 : shape_.rank_of(rank.topk_idx[at]);
+    const std::int64_t expert = rank.topk_idx[at];
+    return expert == c_.none_expert ? -1 : shape_.rank_of(expert);
   }
 
   /// The values of a row after its way through LogFMT-10.

@@ -36,17 +36,18 @@ struct Arrays {
 void check_route(const test::EpCase& c, bool wide) {
   SCOPED_TRACE(c.describe());
   const std::int64_t tokens = c.tokens(0);
-  const auto topk = c.topk(0);
-  const std::vector<std::int32_t> narrow(topk.begin(), topk.end());
+  const auto topk = c.topk(0), given = c.given_topk(0);
+  const std::vector<std::int32_t> narrow(given.begin(), given.end());
   const detail::Shape shape = detail::make_shape({.max_tokens = c.max_tokens,
                                                   .hidden = 64,
                                                   .top_k = c.top_k,
                                                   .experts = c.experts,
-                                                  .first_expert = c.first_expert},
+                                                  .first_expert = c.first_expert,
+                                                  .none_expert = c.none_expert},
                                                  c.ranks);
   const std::vector<std::int32_t> words = expert_table_words(*shape.partition);
   const auto want = detail::make_routing(
-      detail::checked_topk(ConstTensorView(topk.data(), DataType::int64, {tokens, c.top_k}), shape,
+      detail::checked_topk(ConstTensorView(given.data(), DataType::int64, {tokens, c.top_k}), shape,
                            c.max_tokens, "test"),
       shape);
   const std::int32_t copies = std::min(c.top_k, c.ranks);
@@ -55,7 +56,8 @@ void check_route(const test::EpCase& c, bool wide) {
   params.group.ranks = c.ranks;
   set_experts(params.group, *shape.partition, 0, words.data());
   params.group.top_k = c.top_k;
-  params.topk_idx = wide ? static_cast<const void*>(topk.data()) : narrow.data();
+  params.group.none_expert = c.none_expert;
+  params.topk_idx = wide ? static_cast<const void*>(given.data()) : narrow.data();
   params.is_int64 = wide ? 1 : 0;
   params.tokens = static_cast<std::int32_t>(tokens);
   params.copies_per_token = copies;
@@ -110,6 +112,19 @@ TEST(EpRouteKernel, MatchesTheHostForAnySpreadOfExperts) {
                .full = true,
                .first_expert = {0, 0, 5, 5, 8}},
               false);
+}
+
+/// A fault would be reported to memory that the case does not have.
+TEST(EpRouteKernel, TakesAnotherIdForNoExpert) {
+  for (const bool wide : {false, true})
+    check_route({.ranks = 3,
+                 .experts = 9,
+                 .top_k = 4,
+                 .max_tokens = 60,
+                 .holes = 0.5,
+                 .full = true,
+                 .none_expert = wide ? 9 : 2'147'483'647},
+                wide);
 }
 
 /// Several tiles of 1024 tokens, which different blocks number; tokens without an expert.

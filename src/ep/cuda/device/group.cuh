@@ -75,6 +75,7 @@ struct DeviceGroup {
   std::uint32_t mask_failed;                   ///< GroupOptions.mask_failed
   /// 1: waits of low-latency mode find ranks that are in normal mode (is_in_normal_mode).
   std::uint32_t finds_other_mode;
+  std::int32_t none_expert;  ///< GroupOptions.none_expert
   /// Every rank's block of the heap, as mapped here. Behind the others, because a launch finds no
   /// parameter in a cache, and of these it reads few.
   std::byte* block[kMaxDeviceRanks];

@@ -133,9 +133,10 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
           pe, value, allowed, state.shape.max_tokens, state.shape.live_results);
     case Fault::bad_index:
       fail(Code::invalid_argument,
-           "SHOAL-N543: {}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as "
+           "SHOAL-N543: {}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or {} for none. It counts as "
            "-1",
-           operation_of(report.phase), token, allowed, value, state.shape.experts - 1);
+           operation_of(report.phase), token, allowed, value, state.shape.experts - 1,
+           state.shape.none_ids());
     case Fault::bad_row:
       fail(Code::invalid_argument,
            "SHOAL-N544: combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}. It "

@@ -96,6 +96,7 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
   device.me = state.me;
   device.top_k = state.shape.top_k;
   device.mask_failed = state.options.mask_failed ? 1 : 0;
+  device.none_expert = state.shape.none_expert;
   // Between nodes each mode has memory of its own (show). Where ranks are masked, a rank in normal
   // mode may have ended there, which kernels cannot know.
   device.finds_other_mode = state.nodes.count == 1 && !state.options.mask_failed ? 1 : 0;

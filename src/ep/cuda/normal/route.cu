@@ -46,6 +46,11 @@ __device__ std::int64_t known_expert(const NormalRoute& params, std::int64_t giv
   return given >= 0 && given < params.group.experts ? given : -1;
 }
 
+/// True where known_expert is -1 although the caller named an expert.
+__device__ bool is_bad(const NormalRoute& params, std::int64_t given) {
+  return given < -1 || (given >= params.group.experts && given != params.group.none_expert);
+}
+
 /// Calls visit(i, given) for the first `count` indices of the tokens from `first` on; i counts from
 /// there. The threads of the block share them, with kBatch loads of each thread in flight.
 template <class Visit>
@@ -119,8 +124,7 @@ __device__ void copy_indices(const NormalRoute& params, std::int32_t first) {
   IndexTile tile(params);
   tile.load(first, [&](std::int32_t i, std::int64_t given) {
     params.out.topk_idx[start + i] = known_expert(params, given);
-    if (given < -1 || given >= params.group.experts)
-      atomicMin(&first_bad, first + tile.token_of(i));
+    if (is_bad(params, given)) atomicMin(&first_bad, first + tile.token_of(i));
   });
   if (static_cast<std::int32_t>(first + threadIdx.x) < params.tokens)
     for (std::int32_t k = 1; k < top_k; ++k)
@@ -132,9 +136,9 @@ __device__ void copy_indices(const NormalRoute& params, std::int32_t first) {
   const std::int64_t at = static_cast<std::int64_t>(first_bad) * top_k;
   for (std::int32_t k = 0; k < top_k; ++k) {
     const std::int64_t given = given_expert(params, at + k);
-    if (given < -1 || given >= params.group.experts)
+    if (is_bad(params, given))
       return report_refused(params.group, Fault::bad_index, Phase::none, 0, 0, first_bad, given, k);
-    for (std::int32_t other = 0; given >= 0 && other < k; ++other)
+    for (std::int32_t other = 0; known_expert(params, given) >= 0 && other < k; ++other)
       if (given_expert(params, at + other) == given)
         return report_refused(params.group, Fault::two_experts, Phase::none, 0, 0, first_bad, given,
                               k);

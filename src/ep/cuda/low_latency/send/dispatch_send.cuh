@@ -65,7 +65,8 @@ __device__ inline std::int32_t checked_expert(const LowLatencyDispatchSend& call
   const std::int32_t expert = in_range ? static_cast<std::int32_t>(given) : -1;
   const std::uint32_t same = __match_any_sync(kWarp, expert);
   const bool twice = in_range && (same & ((1u << me) - 1)) != 0;
-  if (report && !in_range && given != -1) report_index(call, Fault::bad_index, token, given);
+  if (report && !in_range && given != -1 && given != call.group.none_expert)
+    report_index(call, Fault::bad_index, token, given);
   if (report && twice) report_index(call, Fault::two_experts, token, given);
   return twice ? -1 : expert;
 }
