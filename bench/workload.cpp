@@ -89,8 +89,9 @@ void Shape::validate() const {
           "--hidden is {}; allowed: multiples of 8", hidden);
   require(experts >= 1 && experts <= kMostExperts, Code::invalid_argument,
           "--experts is {}; allowed: 1 to {}", experts, kMostExperts);
-  require(top_k >= 1 && top_k <= std::min<std::int64_t>(32, experts), Code::invalid_argument,
-          "--top-k is {}; allowed: 1 to 32, and at most the {} experts", top_k, experts);
+  require(top_k >= 1 && top_k <= std::min<std::int64_t>(ep::kMaxTopK, experts),
+          Code::invalid_argument, "--top-k is {}; allowed: 1 to {}, and at most the {} experts",
+          top_k, ep::kMaxTopK, experts);
 }
 
 Batch make_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set) {

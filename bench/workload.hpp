@@ -12,6 +12,7 @@
 
 #include "ep/plan/combine_error.hpp"
 #include "ep/plan/partition.hpp"
+#include "shoal/ep/options.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::bench {

@@ -189,7 +189,7 @@ def test_wrong_inputs_are_named_in_one_line(run_program, inputs, tmp_path, pes, 
         (["--ffn", "0"], "--ffn is 0; allowed: 1 to"),
         (["--mode", "fast"], "--mode: fast not in {normal,low-latency}"),
         (["--groups", "5"], "groups is 5"),
-        (["--top-k", "33"], "top_k is 33"),
+        (["--top-k", "129"], "top_k is 129"),
         (
             ["--json", "/nonexistent/a.json"],
             "--json /nonexistent/a.json: no file can be written there",

@@ -38,7 +38,7 @@ struct GateOptions {
   std::int32_t experts = 256;    ///< 1 to 65,536
   std::int32_t groups = 1;       ///< a divisor of `experts`
   std::int32_t groups_kept = 1;  ///< 1 to `groups`
-  std::int32_t top_k = 8;        ///< 1 to 32, and at most the experts of the kept groups
+  std::int32_t top_k = 8;        ///< 1 to kMaxTopK, and at most the experts of the kept groups
   GateScore score = GateScore::sigmoid;
   bool normalize = true;        ///< the weights of a token sum to routed_scaling
   float routed_scaling = 1.0f;  ///< finite, above 0

@@ -25,7 +25,9 @@ static constexpr Message kGroupRows[] = {
      "Copy the bias to the device of the logits."},
     {507, "This build has no CUDA, so the gate runs on the host only.",
      "Build with a CUDA compiler, or copy the logits to the host."},
-    {508, "The gate on GPUs keeps all logits of a token in one block, which limits the experts.",
+    {508,
+     "The gate on GPUs keeps all logits of a token in one block, and gives each expert that a token "
+     "selects a lane of a warp, which limits both numbers.",
      "Compute the gate on the host for so many experts."},
     {510, "The group was closed, or its world was, before this call.",
      "Keep the group open until its last call; create a new one in a new world."},
@@ -129,7 +131,8 @@ static constexpr Message kGroupRows[] = {
      "failure of another PE. `CUDA_DEVICE_MAX_CONNECTIONS=32` gives streams queues of their own; "
      "raise the setting that the message names when the GPU is only busy."},
     {555, "The group or call is larger than the kernels support; the message states the limit.",
-     "Use fewer ranks, experts or tokens per rank, or shorter rows."},
+     "Use fewer ranks, experts, experts per token or tokens per rank, or shorter rows; groups in "
+     "host memory have wider limits."},
     {556, "A warning: the GPU had failed before the group ended.",
      "Look for the first failure of the GPU (`dmesg`, `compute-sanitizer`)."},
     {557, "The group cannot use kernels between nodes; the reason is in the message.",

@@ -92,4 +92,15 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   return shape;
 }
 
+Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes,
+                 DeviceKind kind) {
+  Shape shape = make_shape(options, ranks, nodes);
+  require(
+      kind == DeviceKind::host || options.top_k <= kMaxTopKOnGpu, Code::unsupported,
+      "SHOAL-N555: ep::GroupOptions.top_k is {}; on GPUs at most {}, on the host (SHOAL_HEAP=host) "
+      "{}",
+      options.top_k, kMaxTopKOnGpu, kMaxTopK);
+  return shape;
+}
+
 }  // namespace shoal::ep::detail

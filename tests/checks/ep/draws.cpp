@@ -60,8 +60,8 @@ class Shapes : protected Draws {
     c.seed = seed_;
     c.ranks = static_cast<std::int32_t>(kept_by(seed_) == Kept::experts ? one_of(1, 2, 4, 8)
                                                                         : pick(1, kMostRanks));
-    c.top_k = static_cast<std::int32_t>(kept_by(seed_) == Kept::top_k ? ep::kMaxTopK
-                                                                      : pick(1, ep::kMaxTopK));
+    c.top_k = static_cast<std::int32_t>(kept_by(seed_) == Kept::top_k ? ep::kMaxTopKOnGpu
+                                                                      : pick(1, ep::kMaxTopKOnGpu));
     c.holes = static_cast<double>(pick(0, 4)) / 8;
     c.load = pick(0, 9) < 6 ? Load::random : one_of(Load::all_to_one, Load::some_idle);
     if (c.ranks == 1) c.load = Load::random;  // the other loads need several ranks

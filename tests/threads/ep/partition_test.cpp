@@ -143,6 +143,19 @@ TEST(EpFirstExpert, TheDefaultWrittenOutIsTheSame) {
   });
 }
 
+/// Top-128, and 4096 experts on a rank, on one rank and on several; on nodes, where there are some.
+TEST(EpLargestTopK, EveryModeMatchesTheReference) {
+  EpCase c{.experts = 4096, .top_k = ep::kMaxTopK, .hidden = 128, .max_tokens = 3, .full = true};
+  run_every_mode(c);
+  c.ranks = 3;
+  run_every_mode(c);  // 1366, 1365 and 1365 experts
+  c.first_expert = {0, 0, 4096};
+  run_every_mode(c);  // all on one rank
+  c = {.ranks = 4, .experts = 130, .top_k = ep::kMaxTopK, .hidden = 128, .max_tokens = 3};
+  c.nodes = 2;
+  run_every_mode(c);
+}
+
 TEST(EpNoneExpert, OtherIdsAreRefused) {
   run_threads(2, ep_settings(), [](World& world) {
     EpCase c = small_case(2);

@@ -65,7 +65,8 @@ TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
     }
     return "";
   };
-  test::expect_parts(message([](auto& o) { o.top_k = 33; }, 8), {"top_k is 33; allowed: 1 to 32"});
+  test::expect_parts(message([](auto& o) { o.top_k = 129; }, 8),
+                     {"top_k is 129; allowed: 1 to 128"});
   test::expect_parts(message([](auto& o) { o.hidden = 0; }, 8), {"hidden is 0"});
   test::expect_parts(message([](auto& o) { o.hidden = 4; }, 8), {"multiple of 16 bytes"});
   test::expect_parts(message([](auto& o) { o.first_expert = {0, 9}; }, 8),
@@ -80,6 +81,16 @@ TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
                      {"chunk_bytes is 4095; allowed: 4096 to 1073741824"});
   test::expect_parts(message([](auto& o) { o.chunks_in_flight = 1025; }, 8),
                      {"chunks_in_flight is 1025; allowed: 0 to 1024"});
+}
+
+TEST(EpLayout, KernelsHaveFewerTopkSlots) {
+  GroupOptions options = test::deepseek_options();
+  options.top_k = kMaxTopKOnGpu;
+  EXPECT_GT(size_hint(options, 8, DeviceKind::cuda).total(), 0U);
+  options.top_k = kMaxTopKOnGpu + 1;
+  EXPECT_GT(size_hint(options, 8).total(), 0U);
+  test::expect_error(Code::unsupported, "top_k is 33; on GPUs at most 32, on the host",
+                     [&] { (void)size_hint(options, 8, DeviceKind::cuda); });
 }
 
 // The options of a group go before the settings of its world.

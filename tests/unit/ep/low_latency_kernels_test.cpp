@@ -47,6 +47,11 @@ TEST_P(LowLatencyKernels, UnevenExperts) {
   }
 }
 
+TEST_P(LowLatencyKernels, ManyExpertsOnARank) {
+  Ranks ranks({.experts = 3 * 4096 - 1, .top_k = 32, .hidden = 24, .masks = GetParam()});
+  for (const Combine& combine : {kSums, kRows, kLogfmt}) ranks.round(combine, Values::mixed);
+}
+
 TEST_P(LowLatencyKernels, AnIdBesideMinusOneMeansNoExpert) {
   Ranks ranks({.masks = GetParam(), .none_expert = 9});
   for (const Combine& combine : {kSums, kRows, kLogfmt}) ranks.round(combine, Values::mixed);

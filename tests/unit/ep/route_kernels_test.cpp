@@ -105,6 +105,7 @@ TEST(EpRouteKernel, MatchesTheHostForAnySpreadOfExperts) {
   check_route({.ranks = 4, .experts = 10, .top_k = 4, .max_tokens = 50, .full = true}, true);
   check_route({.ranks = 4, .experts = 3, .top_k = 2, .max_tokens = 50, .full = true}, true);
   check_route({.ranks = 24, .experts = 128, .top_k = 8, .max_tokens = 50, .full = true}, false);
+  check_route({.ranks = 2, .experts = 8191, .top_k = 32, .max_tokens = 50, .full = true}, true);
   check_route({.ranks = 5,
                .experts = 9,
                .top_k = 4,

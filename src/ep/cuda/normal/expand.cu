@@ -137,8 +137,9 @@ __device__ void clear_padding(const NormalExpand& params) {
       clear_row(params, row);
   }
   const auto first = static_cast<std::int32_t>(blockIdx.x) * kWarps + warp;
-  for (std::int64_t row = max(params.expert_ends[params.experts - 1], 0) + first;
-       row < params.out_rows; row += static_cast<std::int64_t>(gridDim.x) * kWarps)
+  const std::int32_t last = params.experts > 0 ? params.expert_ends[params.experts - 1] : 0;
+  for (std::int64_t row = max(last, 0) + first; row < params.out_rows;
+       row += static_cast<std::int64_t>(gridDim.x) * kWarps)
     clear_row(params, row);
 }
 

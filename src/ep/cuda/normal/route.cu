@@ -310,8 +310,9 @@ void launch_normal_route(NormalRoute params, bool overlap_launches, cudaStream_t
 void preload_normal_route() {
   cudaFuncAttributes attributes;
   (void)cudaFuncGetAttributes(&attributes, route_kernel);
-  (void)cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kThreads * (kMaxTopK + 1) * static_cast<int>(sizeof(std::int32_t)));
+  (void)cudaFuncSetAttribute(
+      route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      kThreads * (kMaxTopKOnGpu + 1) * static_cast<int>(sizeof(std::int32_t)));
 }
 
 }  // namespace shoal::ep::cuda
