@@ -143,7 +143,7 @@ TEST(EpFirstExpert, TheDefaultWrittenOutIsTheSame) {
   });
 }
 
-/// Top-128, and 4096 experts on a rank, on one rank and on several; on nodes, where there are some.
+/// Every mode takes top-128 and 4096 experts on a rank; the last case has two nodes.
 TEST(EpLargestTopK, EveryModeMatchesTheReference) {
   EpCase c{.experts = 4096, .top_k = ep::kMaxTopK, .hidden = 128, .max_tokens = 3, .full = true};
   run_every_mode(c);
