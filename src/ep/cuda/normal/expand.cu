@@ -5,8 +5,8 @@
 // and step; weights and scales likewise. A block takes consecutive rows. To number their slots, it
 // first counts those of all rows before its own, from the second-level cache, so that blocks do not
 // wait for each other: 8 bytes a slot, little compared with the rows. The first rows are read
-// meanwhile. Waits for nothing and publishes nothing: it follows the dispatch on the stream, or runs
-// beside the unpack that follows it.
+// meanwhile. Waits for nothing and publishes nothing: it follows the dispatch on the stream, or
+// runs beside the unpack that follows it.
 //
 // The shared memory holds the next row of each expert.
 #include "ep/cuda/device/group.cuh"
