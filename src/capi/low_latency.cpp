@@ -34,6 +34,8 @@ ep::LowLatencyCombineOptions low_latency_combine_options(
   const auto c = read_struct("shoal_ep_low_latency_combine_options", given, defaults);
   return {
       .log_fmt = c.log_fmt != 0,
+      .quantize = enumeration(c.quantize, ep::Quantize::nvfp4, call,
+                              "shoal_ep_low_latency_combine_options.quantize"),
       .zero_copy = c.zero_copy != 0,
       .reduction = enumeration(c.reduction, ep::Reduction::exact, call,
                                "shoal_ep_low_latency_combine_options.reduction"),

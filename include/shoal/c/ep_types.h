@@ -144,6 +144,9 @@ typedef struct shoal_ep_low_latency_combine_options {
   int32_t log_fmt;
   int32_t zero_copy;
   int32_t defer_receive;
+  /// SHOAL_FP8 or SHOAL_MXFP8: the rows of log_fmt travel in this format instead.
+  int32_t quantize;
+  int32_t reserved;
 } shoal_ep_low_latency_combine_options;
 #define SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT \
   {sizeof(shoal_ep_low_latency_combine_options),  \
@@ -153,7 +156,9 @@ typedef struct shoal_ep_low_latency_combine_options {
    SHOAL_REDUCTION_AUTOMATIC,                     \
    0,                                             \
    0,                                             \
-   1}
+   1,                                             \
+   SHOAL_QUANTIZE_NONE,                           \
+   0}
 
 // Results. Pass them as SHOAL_EP_..._INIT or released: a struct that still holds a result is
 // refused. A call fills as much as `size` has room for. The C++ headers state when each member is

@@ -330,6 +330,11 @@ __device__ inline std::uint16_t cvt_rn_satfinite_e4m3x2_f32(float high, float lo
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
   return codes;
 }
+__device__ inline std::uint32_t cvt_rn_f16x2_e4m3x2(std::uint16_t codes) {
+  std::uint32_t values;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(codes));
+  return values;
+}
 #endif
 
 // Named barriers of a block. Barrier 0 is that of __syncthreads.

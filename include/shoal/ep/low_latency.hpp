@@ -141,7 +141,21 @@ struct LowLatencyCombineOptions {
   /// output, and the receiver adds and rounds. Results of the two ways differ within the error of
   /// the format; each gives the same bits on every backend.
   bool log_fmt = false;
-  /// y lies in Group::next_combine_buffer, so it need not be copied. Not with log_fmt.
+  /// fp8 or mxfp8: rows travel in e4m3 with scales, as Quantize defines these formats, 1.03 bytes a
+  /// channel; hidden is a multiple of 16 (fp8) or 32. The rows are those of log_fmt: the sum of
+  /// each rank, or each expert output. The receiver decodes them to float32 and adds them in the
+  /// order of bfloat16 rows. A NaN or an infinity makes all channels that share its scale NaN.
+  /// Other formats, and log_fmt at the same time, are Error{invalid_argument}.
+  ///
+  /// Bound of a channel's error, in addition to the roundings to bfloat16: c * amax of each row
+  /// that travels, times the magnitude of its weight (of a sum: 1), summed over the rows. amax is
+  /// the row's largest magnitude in the channels that share the scale, for fp8 at least 1e-4, for
+  /// mxfp8 at least 2^-118; c is 1/28 for fp8 and 1/16 for mxfp8.
+  ///
+  ///     shoal::ep::LowLatencyCombineOptions options{.quantize = shoal::ep::Quantize::fp8};
+  ///     auto sums = group.low_latency_combine(y, topk_idx, weights, handle, options).receive();
+  Quantize quantize = Quantize::none;
+  /// y lies in Group::next_combine_buffer, so it need not be copied. Not with log_fmt or quantize.
   bool zero_copy = false;
   Reduction reduction = Reduction::automatic;
   /// bfloat16 [tokens, hidden]; optional: the memory of the result.

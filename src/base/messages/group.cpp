@@ -190,7 +190,7 @@ static constexpr Message kGroupRows[] = {
      "Make the group with the widest dtype in `GroupOptions.dtype`."},
     {580, "Rows are moved 16 bytes at a time, and the bytes of a row are not a multiple of that.",
      "Choose `hidden` and dtype so that a row is a multiple of 16 bytes. In the formats of "
-     "low-latency dispatch it is a multiple of the channels that the message states."},
+     "low latency it is a multiple of the channels that the message states."},
     {581, "The scales have another type or more columns than the group was made for.",
      "Pass float32 or int32 scales, and set `GroupOptions.max_scales`."},
     {582, "Two arguments of the call exclude each other, or one needs the other.",
@@ -216,8 +216,9 @@ static constexpr Message kGroupRows[] = {
      "Install the same version on all ranks, and look for writes outside of buffers "
      "(`compute-sanitizer`)."},
     {596,
-     "The ranks combined different dispatches, passed different `log_fmt` or `reduction`, or gave "
-     "weights to the dispatch on some ranks only; the message names two of them.",
+     "The ranks combined different dispatches, passed different `log_fmt`, `quantize` or "
+     "`reduction`, or gave weights to the dispatch on some ranks only; the message names two of "
+     "them.",
      "Pass the handle of the same dispatch and the same options on all ranks."},
     {597, "The ranks passed different encodings to one low-latency dispatch.",
      "Pass the same `quantize` on all ranks."},

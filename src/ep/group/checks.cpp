@@ -366,9 +366,18 @@ void check_low_latency_combine(const GroupState& group, const ConstTensorView& y
             Code::invalid_argument, "SHOAL-N586: {}: topk_idx differs from that of the dispatch",
             call);
   }
-  require(!(options.log_fmt && options.zero_copy), Code::invalid_argument,
-          "SHOAL-N582: {}: log_fmt encodes y on its way and zero_copy does not move it; choose one",
-          call);
+  const bool quantized = options.quantize != Quantize::none;
+  check_format(group, call, options.quantize, {});
+  require(!quantized || options.quantize == Quantize::fp8 || options.quantize == Quantize::mxfp8,
+          Code::invalid_argument,
+          "SHOAL-N583: {}: quantize is {}; allowed for the rows of a combine: none, fp8 and mxfp8",
+          call, name_of(options.quantize));
+  require(!(options.log_fmt && quantized), Code::invalid_argument,
+          "SHOAL-N582: {}: log_fmt and quantize {} both encode y on its way; choose one", call,
+          name_of(options.quantize));
+  require(!((options.log_fmt || quantized) && options.zero_copy), Code::invalid_argument,
+          "SHOAL-N582: {}: {} encodes y on its way and zero_copy does not move it; choose one",
+          call, options.log_fmt ? "log_fmt" : "quantize");
   require(
       options.reduction <= Reduction::exact, Code::invalid_argument,
       "SHOAL-N584: {}: reduction has the unknown value {}; allowed: 0 (automatic) to {} (exact)",

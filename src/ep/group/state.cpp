@@ -66,6 +66,12 @@ void GroupState::drain_work_queue() {
   if (has_work_queue_.load(std::memory_order_acquire)) work_queue_->drain();
 }
 
+std::string describe_combine_rows(CombineRowForm agreed, CombineRowForm sent) {
+  return fmt::format("{}{}{} that are rounded {}", name_of(encoding_of(agreed)),
+                     is_encoded(agreed) ? " " : "", is_sums(sent) ? "sums" : "rows",
+                     is_sums(agreed) ? "once per PE (per_rank)" : "once (exact)");
+}
+
 std::string describe_given_up(const GroupState& group, std::int32_t by, std::int32_t cause) {
   const Pe pe = group.world_pe(by);
   const auto world_failure = group.world->health().failure();

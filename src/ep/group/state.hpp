@@ -18,6 +18,7 @@
 #include "ep/group/work_queue.hpp"
 #include "ep/plan/arena.hpp"
 #include "ep/plan/nodes.hpp"
+#include "ep/plan/notices.hpp"
 #include "ep/plan/place.hpp"
 #include "ep/plan/routing.hpp"
 #include "ep/plan/shape.hpp"
@@ -136,6 +137,10 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
 /// ranks `by` and `cause`, which may be the same. The bracket holds the failure of the world, if
 /// there is one.
 std::string describe_given_up(const GroupState& group, std::int32_t by, std::int32_t cause);
+
+/// The combine rows that a rank sends in low-latency mode as `sent` where the ranks agree on
+/// `agreed`, such as "fp8 sums that are rounded once per PE (per_rank)".
+std::string describe_combine_rows(CombineRowForm agreed, CombineRowForm sent);
 
 /// A region of the receive area. The last tensor that refers to it releases it.
 struct Region {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "shoal/config.hpp"
+#include "shoal/ep/formats.hpp"
 
 namespace shoal::ep::detail {
 
@@ -14,16 +15,32 @@ constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
 /// Distinguishes a dispatch from a combine with the same epoch.
 enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
 
+/// The encoding of the combine rows of low-latency mode. fp8 and mxfp8: codes in e4m3, a byte for
+/// each channel, then scales as Quantize has them.
+enum class CombineEncoding : std::uint32_t { bfloat16, log_fmt, fp8, mxfp8 };
+
 /// The combine rows that one rank provides to another in low-latency mode: a weighted sum over its
-/// experts per token, or a row per expert; in bfloat16 or in LogFMT-10. Sums in LogFMT-10 are
-/// rounded to bfloat16 before they are encoded.
-enum class CombineRowForm : std::uint32_t { sums, rows, log_fmt_sums, log_fmt };
+/// experts per token, or a row per expert, in each CombineEncoding. Sums are rounded to bfloat16
+/// before they are encoded. Bit 0: a row per expert; the bits above it: the encoding.
+enum class CombineRowForm : std::uint32_t {
+  sums,
+  rows,
+  log_fmt_sums,
+  log_fmt,
+  fp8_sums,
+  fp8,
+  mxfp8_sums,
+  mxfp8
+};
 
 SHOAL_HOST_DEVICE constexpr bool is_sums(CombineRowForm form) {
   return (static_cast<std::uint32_t>(form) & 1) == 0;
 }
-SHOAL_HOST_DEVICE constexpr bool is_log_fmt(CombineRowForm form) {
-  return (static_cast<std::uint32_t>(form) & 2) != 0;
+SHOAL_HOST_DEVICE constexpr CombineEncoding encoding_of(CombineRowForm form) {
+  return static_cast<CombineEncoding>(static_cast<std::uint32_t>(form) >> 1);
+}
+SHOAL_HOST_DEVICE constexpr bool is_encoded(CombineRowForm form) {
+  return encoding_of(form) != CombineEncoding::bfloat16;
 }
 /// The form of a row per expert in the encoding of `form`.
 SHOAL_HOST_DEVICE constexpr CombineRowForm unsummed_form(CombineRowForm form) {
@@ -31,11 +48,22 @@ SHOAL_HOST_DEVICE constexpr CombineRowForm unsummed_form(CombineRowForm form) {
 }
 static_assert(unsummed_form(CombineRowForm::sums) == CombineRowForm::rows);
 static_assert(unsummed_form(CombineRowForm::log_fmt_sums) == CombineRowForm::log_fmt);
+static_assert(unsummed_form(CombineRowForm::fp8_sums) == CombineRowForm::fp8);
+static_assert(encoding_of(CombineRowForm::mxfp8) == CombineEncoding::mxfp8);
 
-/// The form in which the ranks of a combine must agree.
-constexpr CombineRowForm agreed_form(bool log_fmt, bool exact) {
-  const CombineRowForm sums = log_fmt ? CombineRowForm::log_fmt_sums : CombineRowForm::sums;
+/// The form in which the ranks of a combine must agree. `quantize`: none, fp8 or mxfp8.
+constexpr CombineRowForm agreed_form(bool log_fmt, Quantize quantize, bool exact) {
+  const CombineRowForm sums = log_fmt                       ? CombineRowForm::log_fmt_sums
+                              : quantize == Quantize::fp8   ? CombineRowForm::fp8_sums
+                              : quantize == Quantize::mxfp8 ? CombineRowForm::mxfp8_sums
+                                                            : CombineRowForm::sums;
   return exact ? unsummed_form(sums) : sums;
+}
+
+/// The name of an encoding in messages, as the options name it; empty: bfloat16.
+constexpr const char* name_of(CombineEncoding encoding) {
+  constexpr const char* kNames[] = {"", "log_fmt", "fp8", "mxfp8"};
+  return kNames[static_cast<std::uint32_t>(encoding)];
 }
 
 /// True if a rank that sends sums sends expert outputs in their place because it must not wait for

@@ -81,6 +81,12 @@ class Shapes : protected Draws {
     const std::vector<Quantize> all = quantizations_for(hidden);
     return all[static_cast<std::size_t>(pick(0, static_cast<std::int64_t>(all.size()) - 1))];
   }
+  /// Likewise for the rows of a combine.
+  Quantize combine_quantize(std::int64_t hidden) {
+    return hidden % 32 == 0   ? one_of(Quantize::none, Quantize::fp8, Quantize::mxfp8)
+           : hidden % 16 == 0 ? one_of(Quantize::none, Quantize::fp8)
+                              : Quantize::none;
+  }
   ScaleLayout scale_layout(Quantize quantize) {
     if (quantize == Quantize::none) return ScaleLayout::automatic;
     if (quantize < Quantize::fp8_ue8m0)
@@ -229,7 +235,8 @@ class LowLatency : Shapes {
     call.scale_layout = scale_layout(call.quantize);
     call.reduction = one_of(Reduction::automatic, Reduction::per_rank, Reduction::exact);
     call.log_fmt = pick(0, 2) == 0;
-    call.zero_copy = !call.log_fmt && pick(0, 1) == 1;
+    if (!call.log_fmt) call.combine_quantize = combine_quantize(c.hidden);
+    call.zero_copy = !call.log_fmt && call.combine_quantize == Quantize::none && pick(0, 1) == 1;
     call.early_weights = pick(0, 1) == 1;
     call.int32_topk = pick(0, 1) == 1;
     call.out = pick(0, 1) == 1;
@@ -278,7 +285,8 @@ class Compared : Shapes {
                               ? ScaleLayout::automatic
                               : one_of(ScaleLayout::rows, ScaleLayout::columns);
       form.reduction = one_of(Reduction::per_rank, Reduction::exact);
-      form.log_fmt = pick(0, 1) == 1;
+      form.log_fmt = pick(0, 2) == 0;
+      if (!form.log_fmt) form.combine_quantize = combine_quantize(c.hidden);
       form.early_weights = pick(0, 1) == 1;
       form.int32_topk = pick(0, 1) == 1;
       form.defer_receive = pick(0, 1) == 1;

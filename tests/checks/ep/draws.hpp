@@ -79,7 +79,8 @@ struct LowLatencyForm {
   ep::ScaleLayout scale_layout = ep::ScaleLayout::automatic;
   ep::Reduction reduction = ep::Reduction::per_rank;
   bool log_fmt = false, early_weights = false, int32_topk = false;
-  bool defer_receive = true;  ///< of the combine
+  bool defer_receive = true;                           ///< of the combine
+  ep::Quantize combine_quantize = ep::Quantize::none;  ///< LowLatencyCombineOptions.quantize
 };
 struct LowLatencyComparison {
   EpCase c;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// encoded_rows.hpp: dispatched rows as numeric/ encodes them, and rows whose codes
+// encoded_rows.hpp: rows of dispatches and combines as numeric/ encodes them, and rows whose codes
 // or scales are all ones.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ep/numeric/rows.hpp"
+#include "ep/plan/notices.hpp"
 #include "ep/plan/row_format.hpp"
 
 namespace shoal::ep {
@@ -58,6 +59,38 @@ struct EncodedRow {
     std::memcpy(scales.data(), bytes.data(), bytes.size());
   }
 };
+
+/// The values of a row after its way as a combine row in this encoding.
+inline std::vector<float> after_combine(detail::CombineEncoding encoding,
+                                        std::span<const std::uint16_t> given) {
+  const std::span row(reinterpret_cast<const numeric::Bf16*>(given.data()), given.size());
+  std::vector<float> values(row.size());
+  std::vector<std::uint8_t> codes(row.size());
+  switch (encoding) {
+    case detail::CombineEncoding::bfloat16:
+      std::ranges::transform(row, values.begin(), [](auto v) { return numeric::to_float(v); });
+      break;
+    case detail::CombineEncoding::log_fmt: {
+      std::vector<std::uint32_t> words(numeric::logfmt_row_bytes(row.size()) / 4 + 1);
+      numeric::logfmt_encode_row(row, reinterpret_cast<std::byte*>(words.data()));
+      numeric::logfmt_decode_row(reinterpret_cast<const std::byte*>(words.data()), values);
+      break;
+    }
+    case detail::CombineEncoding::fp8: {
+      std::vector<float> scales(numeric::group_count(row.size()));
+      numeric::quantize_row(row, numeric::ScaleRounding::none, codes, scales);
+      numeric::dequantize_row(codes, scales, std::span(values));
+      break;
+    }
+    case detail::CombineEncoding::mxfp8: {
+      std::vector<std::uint8_t> scales(row.size() / numeric::kMxGroup);
+      numeric::quantize_mxfp8_row(row, codes, scales);
+      numeric::dequantize_mxfp8_row(codes, scales, values);
+      break;
+    }
+  }
+  return values;
+}
 
 /// Writes groups of one magnitude, whose codes are all ones in NVFP4, and such with NaNs, whose
 /// scales are all ones in MXFP8.

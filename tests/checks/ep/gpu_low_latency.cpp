@@ -34,12 +34,12 @@ TensorView as_stored(const TensorView& scales) {
 }
 
 std::string GpuLowLatencyCall::describe() const {
-  return fmt::format("quantize {} layout {} reduction {} sms {}{}{}{}{}{}{}{}",
+  return fmt::format("quantize {} layout {} combine quantize {} reduction {} sms {}{}{}{}{}{}{}{}",
                      static_cast<int>(quantize), static_cast<int>(scale_layout),
-                     static_cast<int>(reduction), launch.sms, log_fmt ? " log_fmt" : "",
-                     zero_copy ? " zero_copy" : "", early_weights ? " early weights" : "",
-                     int32_topk ? " int32 topk" : "", out ? " out" : "", padded ? " padded" : "",
-                     defer_receive ? "" : " immediate");
+                     static_cast<int>(combine_quantize), static_cast<int>(reduction), launch.sms,
+                     log_fmt ? " log_fmt" : "", zero_copy ? " zero_copy" : "",
+                     early_weights ? " early weights" : "", int32_topk ? " int32 topk" : "",
+                     out ? " out" : "", padded ? " padded" : "", defer_receive ? "" : " immediate");
 }
 
 GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c,
@@ -129,6 +129,7 @@ void GpuLowLatencyRound::write_expert_output_again() {
 
 ep::PendingCombine GpuLowLatencyRound::combine(const ep::LowLatencyReceived& got) {
   ep::LowLatencyCombineOptions options{.log_fmt = call_.log_fmt,
+                                       .quantize = call_.combine_quantize,
                                        .zero_copy = call_.zero_copy,
                                        .reduction = call_.reduction,
                                        .defer_receive = call_.defer_receive,
@@ -140,9 +141,10 @@ ep::PendingCombine GpuLowLatencyRound::combine(const ep::LowLatencyReceived& got
 void GpuLowLatencyRound::check(const Tensor& out) {
   Travels travels;
   if (call_.quantize != ep::Quantize::none) travels.to_experts = quantized_travel(call_.quantize);
-  if (call_.log_fmt) {
+  const auto encoding = combine_encoding(call_.log_fmt, call_.combine_quantize);
+  if (encoding != ep::detail::CombineEncoding::bfloat16) {
     const bool internode = case_.nodes > 1 || test_nodes(case_.ranks) > 1;
-    travels.back = log_fmt_travel();
+    travels.back = combine_travel(encoding);
     if (!call_.unsummed.empty() ||
         !ep::detail::sends_unsummed(call_.early_weights, call_.defer_receive,
                                     internode && owner_.group.options().mask_failed))

@@ -21,6 +21,7 @@ struct GpuLowLatencyCall {
   ep::ScaleLayout scale_layout = ep::ScaleLayout::automatic;
   ep::Reduction reduction = ep::Reduction::per_rank;
   bool log_fmt = false;
+  ep::Quantize combine_quantize = ep::Quantize::none;  ///< LowLatencyCombineOptions.quantize
   bool zero_copy = false;
   bool early_weights = false;  ///< they travel with the dispatch
   bool int32_topk = false;

@@ -260,19 +260,20 @@ Travel quantized_travel(ep::Quantize quantize) {
   };
 }
 
-Travel log_fmt_travel() {
-  return [](std::span<const std::uint16_t> row, std::span<float> arrived) {
-    std::vector<numeric::LogfmtGroup> bytes(
-        numeric::logfmt_row_bytes(row.size()) / sizeof(numeric::LogfmtGroup) + 1);
-    numeric::logfmt_encode_row(as_numeric(row), reinterpret_cast<std::byte*>(bytes.data()));
-    numeric::logfmt_decode_row(reinterpret_cast<const std::byte*>(bytes.data()), arrived);
+Travel combine_travel(ep::detail::CombineEncoding encoding) {
+  return [encoding](std::span<const std::uint16_t> row, std::span<float> arrived) {
+    std::ranges::copy(ep::after_combine(encoding, row), arrived.begin());
   };
 }
 
-Travels log_fmt_travels(bool sums) {
-  Travels travels{.to_experts = {}, .back = log_fmt_travel()};
+Travels combine_travels(ep::detail::CombineEncoding encoding, bool sums) {
+  Travels travels{.to_experts = {}, .back = combine_travel(encoding)};
   if (sums) travels.sums = travels.back;
   return travels;
+}
+
+ep::detail::CombineEncoding combine_encoding(bool log_fmt, ep::Quantize quantize) {
+  return encoding_of(ep::detail::agreed_form(log_fmt, quantize, false));
 }
 
 void check_low_latency_received(const EpCase& c, std::int32_t rank,

@@ -58,10 +58,12 @@ void write_low_latency_expert_output(const EpCase& c, std::int32_t rank,
 
 /// The effect of a quantization on the rows of a dispatch, by numeric/.
 Travel quantized_travel(ep::Quantize quantize);
-/// The effect of LogFMT on combine rows, by numeric/.
-Travel log_fmt_travel();
-/// LogFMT-10 on the way back: with `sums` of the sum of each rank, otherwise of expert outputs.
-Travels log_fmt_travels(bool sums);
+/// The effect of an encoding on combine rows, by numeric/.
+Travel combine_travel(ep::detail::CombineEncoding encoding);
+/// An encoding on the way back: with `sums` of the sum of each rank, otherwise of expert outputs.
+Travels combine_travels(ep::detail::CombineEncoding encoding, bool sums);
+/// The encoding of combine rows with these options.
+ep::detail::CombineEncoding combine_encoding(bool log_fmt, ep::Quantize quantize);
 
 /// The expert output of rank `rank` for the rows that it received in normal mode.
 Tensor expert_output_of(const EpCase& c, std::int32_t rank, const ep::Dispatched& received);

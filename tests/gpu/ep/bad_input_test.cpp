@@ -159,6 +159,8 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
     bad_combine("weights is", got.x, round.topk(), other);
     bad_combine("weights is on the host", got.x, round.topk(), host.weights);
     bad_options("choose one", {.log_fmt = true, .zero_copy = true});
+    bad_options("choose one", {.quantize = ep::Quantize::fp8, .zero_copy = true});
+    bad_options("none, fp8 and mxfp8", {.quantize = ep::Quantize::fp8_ue8m0});
     bad_options("next_combine_buffer", {.zero_copy = true});
     bad_options("unknown value", {.reduction = static_cast<ep::Reduction>(9)});
     bad_options("out is", {.out = longer});
@@ -196,7 +198,8 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
       for (const GpuLowLatencyCall& call :
            {GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .zero_copy = true},
             GpuLowLatencyCall{.reduction = ep::Reduction::exact, .early_weights = true},
-            GpuLowLatencyCall{.log_fmt = true}}) {
+            GpuLowLatencyCall{.log_fmt = true},
+            GpuLowLatencyCall{.combine_quantize = ep::Quantize::mxfp8}}) {
         GpuLowLatencyCall again = call;
         again.defer_receive = defer;
         GpuLowLatencyRound(g, c, again).run();
@@ -518,7 +521,7 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
 }
 
 /// A row is encoded in parts, so it may be longer than the shared memory of an SM.
-TEST(EpGpuLimits, LogFmtRowsMayBeLongerThanSharedMemory) {
+TEST(EpGpuLimits, EncodedRowsMayBeLongerThanSharedMemory) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c{.ranks = 1,
                  .experts = 2,
@@ -532,15 +535,15 @@ TEST(EpGpuLimits, LogFmtRowsMayBeLongerThanSharedMemory) {
     const PlainInputs in(group.tensors, c, {0, 1, 1, 0});
     const ep::LowLatencyReceived got =
         group.group.low_latency_dispatch(in.x, in.topk, {.quantize = ep::Quantize::none}).receive();
-    for (const bool log_fmt : {true, false}) {
+    const ep::LowLatencyCombineOptions forms[] = {
+        {.log_fmt = true}, {.quantize = ep::Quantize::fp8}, {.quantize = ep::Quantize::mxfp8}, {}};
+    for (const ep::LowLatencyCombineOptions& form : forms) {
       const Tensor sums =
-          group.group
-              .low_latency_combine(got.x, in.topk, in.weights, got.handle, {.log_fmt = log_fmt})
-              .receive();
+          group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, form).receive();
       group.group.synchronize();
       const Tensor host = group.tensors.download(sums);
       for (std::int64_t i = 0; i < host.size(); i += 1000)
-        ASSERT_EQ(host.as<std::uint16_t>()[i], 0x3f80) << log_fmt;
+        ASSERT_EQ(host.as<std::uint16_t>()[i], 0x3f80) << static_cast<int>(form.quantize);
     }
   });
 }

@@ -265,6 +265,7 @@ Delivered low_latency(Owner& owner, const EpCase& c, const LowLatencyForm& form)
   const Tensor sums = owner.group
                           .low_latency_combine(sent, in.topk, in.weights, got.handle,
                                                {.log_fmt = form.log_fmt,
+                                                .quantize = form.combine_quantize,
                                                 .reduction = form.reduction,
                                                 .defer_receive = form.defer_receive})
                           .receive();
@@ -369,6 +370,14 @@ TEST_P(EpGpuAndHost, LowLatencyDeliversTheSameBits) {
       {ep::Quantize::mxfp8, ep::ScaleLayout::rows, ep::Reduction::exact, false, true},
       {ep::Quantize::nvfp4, ep::ScaleLayout::rows, ep::Reduction::per_rank, false, false},
       {ep::Quantize::nvfp4, ep::ScaleLayout::columns, ep::Reduction::exact, false, true}};
+  for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::mxfp8})
+    for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
+      for (const bool defer : {true, false})
+        forms.push_back({.quantize = quantize,
+                         .reduction = reduction,
+                         .early_weights = defer,
+                         .defer_receive = defer,
+                         .combine_quantize = quantize});
   const std::vector<ep::Quantize> possible = quantizations_for(c.hidden);
   std::erase_if(forms, [&](const LowLatencyForm& form) {
     return std::ranges::find(possible, form.quantize) == possible.end();

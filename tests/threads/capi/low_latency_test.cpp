@@ -113,7 +113,7 @@ TEST(CApiLowLatency, OptionsReachTheLibrary) {
   });
 }
 
-TEST(CApiLowLatency, LogFmtAndCopiedHandle) {
+TEST(CApiLowLatency, EncodedCombinesAndCopiedHandle) {
   EpCase c = small_case();
   c.hidden = 512;
   run_case(c, [&](GroupRank& pe) {
@@ -128,26 +128,32 @@ TEST(CApiLowLatency, LogFmtAndCopiedHandle) {
     ok(shoal_ep_low_latency_received_release(&got));
     const Tensor out = Tensor::empty(DataType::bfloat16, {c.tokens(pe.me), c.hidden});
     const shoal_tensor target = c_tensor(out), expert_output = c_tensor(y);
-    shoal_ep_low_latency_combine_options combining = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
-    combining.log_fmt = 1;
-    combining.reduction = SHOAL_EXACT;
-    combining.out = &target;
-    combining.defer_receive = 0;
-    std::vector<std::int64_t> waited(c.ranks, -1);
-    const shoal_tensor waited_tensor = c_tensor({waited.data(), DataType::int64, {c.ranks}});
-    combining.wait_ns = &waited_tensor;
-    shoal_ep_pending_combine* pending = nullptr;
-    ok(shoal_ep_low_latency_combine(pe.group, &expert_output, &pe.topk_idx, &pe.weights, handle,
-                                    &combining, &pending));
-    shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
-    ok(shoal_ep_pending_combine_receive(pending, &combined));
-    EXPECT_EQ(combined.x.data, out.data);
-    const auto wanted =
-        expected_low_latency(c, pe.me, ep::Reduction::exact, {}, log_fmt_travels(false));
-    expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
-    EXPECT_TRUE(std::any_of(waited.begin(), waited.end(), [](std::int64_t ns) { return ns >= 0; }));
-    ok(shoal_ep_combined_release(&combined));
-    ok(shoal_ep_pending_combine_destroy(pending));
+    for (const int32_t quantize : {SHOAL_QUANTIZE_NONE, SHOAL_FP8, SHOAL_MXFP8}) {
+      shoal_ep_low_latency_combine_options combining = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+      combining.log_fmt = quantize == SHOAL_QUANTIZE_NONE;
+      combining.quantize = quantize;
+      combining.reduction = SHOAL_EXACT;
+      combining.out = &target;
+      combining.defer_receive = 0;
+      std::vector<std::int64_t> waited(c.ranks, -1);
+      const shoal_tensor waited_tensor = c_tensor({waited.data(), DataType::int64, {c.ranks}});
+      combining.wait_ns = &waited_tensor;
+      shoal_ep_pending_combine* pending = nullptr;
+      ok(shoal_ep_low_latency_combine(pe.group, &expert_output, &pe.topk_idx, &pe.weights, handle,
+                                      &combining, &pending));
+      shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
+      ok(shoal_ep_pending_combine_receive(pending, &combined));
+      EXPECT_EQ(combined.x.data, out.data);
+      const auto encoding =
+          combine_encoding(combining.log_fmt != 0, static_cast<ep::Quantize>(quantize));
+      const auto wanted = expected_low_latency(c, pe.me, ep::Reduction::exact, {},
+                                               combine_travels(encoding, false));
+      expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
+      EXPECT_TRUE(
+          std::any_of(waited.begin(), waited.end(), [](std::int64_t ns) { return ns >= 0; }));
+      ok(shoal_ep_combined_release(&combined));
+      ok(shoal_ep_pending_combine_destroy(pending));
+    }
     ok(shoal_ep_low_latency_handle_destroy(handle));
   });
 }

@@ -120,6 +120,17 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
     EXPECT_ERROR(bad, "choose one",
                  group.low_latency_combine(ll.x, in.topk_idx, in.weights, ll.handle,
                                            {.log_fmt = true, .zero_copy = true}));
+    const auto combine = [&](const ep::LowLatencyCombineOptions& options) {
+      return group.low_latency_combine(ll.x, in.topk_idx, in.weights, ll.handle, options);
+    };
+    EXPECT_ERROR(bad, "quantize encodes y on its way and zero_copy does not move it",
+                 combine({.quantize = ep::Quantize::fp8, .zero_copy = true}));
+    EXPECT_ERROR(bad, "log_fmt and quantize mxfp8 both encode y on its way; choose one",
+                 combine({.log_fmt = true, .quantize = ep::Quantize::mxfp8}));
+    EXPECT_ERROR(bad, "quantize is nvfp4; allowed for the rows of a combine: none, fp8 and mxfp8",
+                 combine({.quantize = ep::Quantize::nvfp4}));
+    EXPECT_ERROR(bad, "quantize has the unknown value 9",
+                 combine({.quantize = static_cast<ep::Quantize>(9)}));
     EXPECT_ERROR(
         bad, "next_combine_buffer",
         group.low_latency_combine(ll.x, in.topk_idx, in.weights, ll.handle, {.zero_copy = true}));

@@ -208,31 +208,38 @@ TEST_P(EpNodes, SkewedOperationsOfBothModesInTurn) {
 
 // A rank sends encoded sums where it has the weights. Where they did not travel, immediate
 // receives give the same bits, unless the group masks ranks.
-TEST_P(EpNodes, LogFmtAndSeveralThreads) {
+TEST_P(EpNodes, EncodedCombinesAndSeveralThreads) {
   EpCase c = small(GetParam(), 10);
   c.hidden = 384;
   c.mixed_magnitudes = true;
   for (const bool mask_failed : {false, true}) {
-    const auto check = [&](ep::Group& group, ep::Reduction reduction, bool early, bool defer) {
+    const auto check = [&](ep::Group& group, const ep::LowLatencyCombineOptions options,
+                           bool early) {
       const std::int32_t me = group.team().my_pe();
       const Inputs in(c, me);
       const ep::LowLatencyReceived got = received_bfloat16(group, in, early);
       Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
       write_low_latency_expert_output(c, me, got, y);
-      const Tensor out = group
-                             .low_latency_combine(
-                                 y, in.topk_idx, in.weights, got.handle,
-                                 {.log_fmt = true, .reduction = reduction, .defer_receive = defer})
-                             .receive();
-      const bool sums = early || !(defer || mask_failed);
-      const auto wanted = expected_low_latency(c, me, reduction, {}, log_fmt_travels(sums));
+      const Tensor out =
+          group.low_latency_combine(y, in.topk_idx, in.weights, got.handle, options).receive();
+      const bool sums = early || !(options.defer_receive || mask_failed);
+      const auto wanted = expected_low_latency(
+          c, me, options.reduction, {},
+          combine_travels(combine_encoding(options.log_fmt, options.quantize), sums));
       expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
     };
     const auto body = [&](World&, ep::Group& group) {
       check_low_latency(group, c, ep::Reduction::per_rank, true, true);
       for (const auto reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
         for (const bool early_weights : {true, false})
-          for (const bool defer : {true, false}) check(group, reduction, early_weights, defer);
+          for (const bool defer : {true, false})
+            for (const auto quantize : {ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::mxfp8})
+              check(group,
+                    {.log_fmt = quantize == ep::Quantize::none,
+                     .quantize = quantize,
+                     .reduction = reduction,
+                     .defer_receive = defer},
+                    early_weights);
     };
     run_case(c, body, {}, 3, mask_failed);
   }

@@ -136,6 +136,12 @@ TEST(EpOrder, RanksWithDifferentOptionsAllGetAMismatch) {
       expect_mismatch({.log_fmt = true, .defer_receive = defer},
                       {.log_fmt = true, .reduction = ep::Reduction::exact, .defer_receive = defer},
                       "log_fmt rows that are rounded once (exact)");
+      expect_mismatch({.log_fmt = true, .defer_receive = defer},
+                      {.quantize = ep::Quantize::fp8, .defer_receive = defer},
+                      "fp8 rows that are rounded once per PE (per_rank)");
+      expect_mismatch({.quantize = ep::Quantize::fp8, .defer_receive = defer},
+                      {.quantize = ep::Quantize::mxfp8, .defer_receive = defer},
+                      "mxfp8 rows that are rounded once per PE (per_rank)");
     }
     for (int i = 0; i < 3; ++i) check_low_latency(group, c, ep::Reduction::per_rank, i % 2 == 0);
   });

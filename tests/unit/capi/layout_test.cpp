@@ -94,7 +94,7 @@ EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, global_scale, 48, const sho
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, scale_layout, 56, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, reserved, 60, int32_t);
 
-EXPECT_STRUCT(shoal_ep_low_latency_combine_options, 48);
+EXPECT_STRUCT(shoal_ep_low_latency_combine_options, 56);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, size, 0, size_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, out, 8, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, wait_ns, 16, const shoal_tensor*);
@@ -103,6 +103,8 @@ EXPECT_MEMBER(shoal_ep_low_latency_combine_options, reduction, 32, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, log_fmt, 36, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, zero_copy, 40, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, defer_receive, 44, int32_t);
+EXPECT_MEMBER(shoal_ep_low_latency_combine_options, quantize, 48, int32_t);
+EXPECT_MEMBER(shoal_ep_low_latency_combine_options, reserved, 52, int32_t);
 
 EXPECT_STRUCT(shoal_ep_routing, 416);
 EXPECT_MEMBER(shoal_ep_routing, size, 0, size_t);
@@ -256,6 +258,7 @@ TEST(CApiLayout, InitMacrosHaveTheDefaults) {
   EXPECT_EQ(combine.reduction, static_cast<int>(ep::LowLatencyCombineOptions().reduction));
   EXPECT_EQ(combine.defer_receive != 0, ep::LowLatencyCombineOptions().defer_receive);
   EXPECT_EQ(combine.log_fmt != 0, ep::LowLatencyCombineOptions().log_fmt);
+  EXPECT_EQ(combine.quantize, static_cast<int32_t>(ep::LowLatencyCombineOptions().quantize));
   EXPECT_EQ(combine.zero_copy != 0, ep::LowLatencyCombineOptions().zero_copy);
   const shoal_ep_gate_options gate = SHOAL_EP_GATE_OPTIONS_INIT;
   const ep::GateOptions chosen;

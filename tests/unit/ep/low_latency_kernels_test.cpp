@@ -139,6 +139,43 @@ TEST_P(LowLatencyKernels, LogfmtByPieces) {
     }
 }
 
+// Rows of one unit, of groups and pieces that are not full, and of more pieces than a block has
+// warps; whole groups of NaNs. Every form is followed by another one in its half.
+TEST_P(LowLatencyKernels, Float8Rows) {
+  struct Size {
+    std::int64_t hidden;
+    std::int32_t blocks;
+  };
+  for (const auto& [hidden, blocks] :
+       {Size{32, 2}, Size{160, 30}, Size{1120, 2}, Size{2048, 30}, Size{7712, 2}}) {
+    SCOPED_TRACE("hidden " + std::to_string(hidden) + ", blocks " + std::to_string(blocks));
+    Ranks ranks({.hidden = hidden, .tokens = {2, 1, 1}, .masks = GetParam(), .blocks = blocks});
+    for (const Combine& combine : kFloat8) {
+      const bool waits = is_sums(combine.form) && !combine.deferred;
+      if (!waits && hidden < 2048) ranks.round(combine, Values::mixed);
+      ranks.round(combine, hidden == 160 ? Values::plain : Values::mixed, true);
+    }
+    for (const Combine& combine : {kLogfmt, kSums}) ranks.round(combine, Values::mixed);
+  }
+}
+
+// fp8 takes rows of any multiple of 16 channels.
+TEST_P(LowLatencyKernels, Fp8RowsOfHalfAPairOfScales) {
+  for (const std::int64_t hidden : {16, 144, 2704}) {
+    Ranks ranks({.hidden = hidden, .tokens = {3, 2, 0}, .masks = GetParam()});
+    for (const Combine& combine : std::span(kFloat8).first(4))
+      ranks.round(combine, Values::mixed, true);
+  }
+}
+
+// A rank that does not defer sums with weights of ranks that do.
+TEST_P(LowLatencyKernels, Float8SumsOfARankThatDoesNotDefer) {
+  Ranks ranks({.hidden = 1056, .tokens = {4, 2, 3}, .masks = GetParam(), .blocks = 1});
+  for (const Values values : {Values::plain, Values::mixed})
+    for (const std::size_t sums : {0, 4})
+      ranks.round({kFloat8[sums], kFloat8[sums], kFloat8[sums + 1]}, values);
+}
+
 /// Ranks on nodes: the kernels of one node fill outboxes, and what is forwarded arrives in any
 /// order. Results are compared with the same reference.
 struct Grid {
@@ -181,6 +218,25 @@ TEST_P(LowLatencyKernelsOnNodes, EveryFormMatchesTheReference) {
     ranks.round(combine, Values::plain, true);
   ranks.quantize(Quantize::fp8);
   ranks.round(kSums, Values::plain, true);
+}
+
+TEST_P(LowLatencyKernelsOnNodes, Float8Rows) {
+  const Grid grid = GetParam();
+  std::vector<std::int32_t> tokens = {3, 1, 0, 1, 1, 1, 0, 1};
+  tokens.resize(grid.ranks);
+  Ranks ranks({.ranks = grid.ranks,
+               .experts = grid.ranks * 3,
+               .hidden = 672,
+               .tokens = tokens,
+               .masks = grid.masks,
+               .blocks = 2,
+               .node_size = grid.node_size});
+  for (const Combine& combine : kFloat8) {
+    const bool waits = is_sums(combine.form) && !combine.deferred;
+    if (!waits) ranks.round(combine, Values::mixed);
+    ranks.round(combine, Values::mixed, true);
+  }
+  ranks.round(kSums, Values::plain);
 }
 
 TEST_P(LowLatencyKernelsOnNodes, UnevenExperts) {
@@ -276,15 +332,18 @@ TEST(LowLatencyKernelsOf, CombinedRowsSharePuts) {
   }
 }
 
-// A LogFMT-10 row has 1.25 bytes a channel, a bfloat16 row 2. With exact there are 3.5 times as
-// many rows. By NIC, encoded rows of 4096 channels do not join, so gaps do not count.
-TEST(LowLatencyKernelsOf, LogfmtSumsAreFewerBytesThanSums) {
+// A LogFMT-10 row has 1.25 bytes a channel, one in e4m3 1.03, a bfloat16 row 2. With exact there
+// are 3.5 times as many rows. By NIC, encoded rows of 4096 channels do not join, so gaps do not
+// count.
+TEST(LowLatencyKernelsOf, EncodedSumsAreFewerBytesThanSums) {
   const auto bytes = [](const Combine& combine) {
     return static_cast<double>(
         puts_of(combine, 2, Quantize::none, NetworkPath::nic, 4096, Values::small).combine_bytes);
   };
   const double sums = bytes(kNow);
   EXPECT_LT(bytes(kLogfmtNow), 0.67 * sums);
+  for (const CombineRowForm form : {CombineRowForm::fp8_sums, CombineRowForm::mxfp8_sums})
+    EXPECT_LT(bytes({form, false}), 0.55 * sums);
   EXPECT_GT(bytes(kExactLogfmtNow), 2 * sums);
 }
 

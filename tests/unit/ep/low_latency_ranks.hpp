@@ -60,10 +60,14 @@ struct Combine {
 constexpr Combine kSums{}, kNow{CombineRowForm::sums, false}, kRows{CombineRowForm::rows},
     kLogfmt{CombineRowForm::log_fmt_sums}, kLogfmtNow{CombineRowForm::log_fmt_sums, false},
     kExactLogfmt{CombineRowForm::log_fmt}, kExactLogfmtNow{CombineRowForm::log_fmt, false};
+constexpr Combine kFloat8[] = {{CombineRowForm::fp8_sums},   {CombineRowForm::fp8_sums, false},
+                               {CombineRowForm::fp8},        {CombineRowForm::fp8, false},
+                               {CombineRowForm::mxfp8_sums}, {CombineRowForm::mxfp8_sums, false},
+                               {CombineRowForm::mxfp8},      {CombineRowForm::mxfp8, false}};
 
 /// plain: magnitudes below 1. small: so small that sums of eight are below 1. mixed: values of all
-/// kinds: groups of zeros, of one magnitude, not below one, with NaNs, subnormal ones and some that
-/// are as small as normal values can be.
+/// kinds: groups of zeros, of one magnitude, not below one, with NaNs or infinities, of NaNs alone,
+/// subnormal ones and some that are as small as normal values can be.
 enum class Values { plain, small, mixed };
 
 inline detail::Shape shape_of(const Case& c) {
@@ -442,6 +446,10 @@ class Ranks {
         return numeric::to_bf16(value * 1e-30F).bits;
       case 7:
         return channel % 3 == 0 ? 3 : numeric::to_bf16(value).bits;
+      case 8:
+        return 0xffff;
+      case 9:
+        return channel % 128 == 70 ? 0xff80 : numeric::to_bf16(value).bits;
       default:
         return numeric::to_bf16(value).bits;
     }
@@ -500,15 +508,6 @@ class Ranks {
     return expert == c_.none_expert ? -1 : shape_.rank_of(expert);
   }
 
-  /// The values of a row after its way through LogFMT-10.
-  std::vector<float> encoded_and_decoded(std::span<const Bf16> row) const {
-    std::vector<float> decoded(row.size());
-    std::vector<std::uint32_t> words(numeric::logfmt_row_bytes(row.size()) / 4 + 1);
-    numeric::logfmt_encode_row(row, reinterpret_cast<std::byte*>(words.data()));
-    numeric::logfmt_decode_row(reinterpret_cast<const std::byte*>(words.data()), decoded);
-    return decoded;
-  }
-
   /// Adds the output for a top-k slot, as it arrives, to `sums`.
   void add(Rank& rank, CombineRowForm sent, std::int32_t token, std::size_t at,
            std::vector<float>& sums) {
@@ -517,11 +516,9 @@ class Ranks {
     const std::int64_t slot = rank.group.me * shape_.low_latency_max_tokens + token,
                        row = other.rows.data()[slot * c_.top_k + k];
     ASSERT_EQ(row / slots(), shape_.local_of(rank.topk_idx[at]));
-    const std::span<const Bf16> output(reinterpret_cast<const Bf16*>(&other.y[row * shape_.hidden]),
-                                       shape_.hidden);
-    std::vector<float> decoded(shape_.hidden);
-    std::ranges::transform(output, decoded.begin(), [](Bf16 v) { return numeric::to_float(v); });
-    if (sent == CombineRowForm::log_fmt) decoded = encoded_and_decoded(output);
+    const auto decoded =
+        after_combine(is_sums(sent) ? CombineEncoding::bfloat16 : encoding_of(sent),
+                      {&other.y[row * shape_.hidden], static_cast<std::size_t>(shape_.hidden)});
     for (std::size_t i = 0; i < sums.size(); ++i)
       sums[i] = numeric::accumulate(sums[i], rank.weights[at], decoded[i]);
   }
@@ -545,14 +542,15 @@ class Ranks {
         std::ranges::fill(level, 0.0F);
         for (std::size_t at = first; at <= last; ++at)
           if (rank_of(rank, at) == of) add(rank, sent, token, at, level);
-        std::vector<Bf16> rounded(level.size());
-        std::ranges::transform(level, rounded.begin(), [](float v) { return numeric::to_bf16(v); });
-        if (sent == CombineRowForm::log_fmt_sums) {
-          level = encoded_and_decoded(rounded);
-          std::ranges::transform(level, rounded.begin(),
-                                 [](float v) { return numeric::to_bf16(v); });
+        std::vector<std::uint16_t> rounded(level.size());
+        const auto round = [](float v) { return numeric::to_bf16(v).bits; };
+        std::ranges::transform(level, rounded.begin(), round);
+        if (is_sums(sent)) {
+          level = after_combine(encoding_of(sent), rounded);
+          std::ranges::transform(level, rounded.begin(), round);
         }
-        for (std::size_t i = 0; i < total.size(); ++i) total[i] += numeric::to_float(rounded[i]);
+        for (std::size_t i = 0; i < total.size(); ++i)
+          total[i] += numeric::to_float(Bf16{rounded[i]});
       }
       for (std::int64_t i = 0; i < shape_.hidden; ++i) {
         const std::uint16_t got = rank.out[token * shape_.hidden + i],

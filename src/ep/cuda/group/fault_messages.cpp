@@ -5,6 +5,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "device/device_side.hpp"
+#include "ep/cuda/device/combine_notice.hpp"
 #include "ep/cuda/group/fault_text.hpp"
 #include "ep/cuda/group/group.hpp"
 #include "ep/group/checks.hpp"
@@ -39,6 +40,16 @@ std::string refusal_by(const GroupState& state, const FaultReport& report, std::
 
 float float_of_bits(std::uint64_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+}
+
+/// A combine as its notice describes it.
+std::string describe_combine(std::uint64_t notice) {
+  const CombineRowForm form = CombineNoticeWord::form_of(notice);
+  const bool unsummed = (notice & CombineNoticeWord::kUnsummed) != 0;
+  return fmt::format(
+      "dispatch {} {} weights and sends {}", CombineNoticeWord::dispatch_of(notice),
+      CombineNoticeWord::has_weights(notice) ? "with" : "without",
+      detail::describe_combine_rows(form, unsummed ? detail::unsummed_form(form) : form));
 }
 
 /// Describes a fatal fault without calls of CUDA, so that any thread may use it.
@@ -95,6 +106,11 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
   group.report->fault = static_cast<std::uint32_t>(Fault::none);  // each is reported once
   switch (fault) {
     case Fault::mismatch:
+      if (report.phase == Phase::low_latency_combine_receive)
+        fail(Code::mismatch,
+             "SHOAL-N596: low_latency_combine {}: PE {} combines {}; PE {} combines {}{}", epoch,
+             state.team.world_pe(state.me), describe_combine(static_cast<std::uint64_t>(value)), pe,
+             describe_combine(report.seen), refusal_by(state, report, report.rank));
       fail(Code::mismatch,
            "SHOAL-N540: ranks of the group call different operations: PE {} and PE {} differ in "
            "operation, dtype, format, global scale, scales, weights or handle ({}, epoch {}){}{}",

@@ -104,7 +104,8 @@ struct CudaPendingCombine : detail::PendingCombineState {
 };
 
 inline CombineRowForm form_of(const LowLatencyCombineOptions& options) {
-  return detail::agreed_form(options.log_fmt, options.reduction == Reduction::exact);
+  return detail::agreed_form(options.log_fmt, options.quantize,
+                             options.reduction == Reduction::exact);
 }
 
 /// Blocks of memory of one size, by parity, whose contents stay in place for the life of the group.

@@ -369,11 +369,12 @@ std::shared_ptr<PendingCombineState> StagedLowLatency::combine(
   pending->handle = handle;
   const Tensor host_weights = call.fetch(weights);
   pending->wait_ns = call.place_for(given.wait_ns);
-  // Expert outputs go directly to where other ranks fetch them. With LogFMT they may be encoded on
-  // the way there, so they go to other memory first.
+  // Expert outputs go directly to where other ranks fetch them. Those that may be encoded on the
+  // way there go to other memory first.
   Tensor plain;
   TensorView outputs;
-  if (given.log_fmt)
+  const bool encodes = given.log_fmt || given.quantize != Quantize::none;
+  if (encodes)
     outputs = plain = call.on_host(DataType::bfloat16,
                                    {shape.local_experts, shape.low_latency_rows(), shape.hidden});
   else
@@ -390,7 +391,7 @@ std::shared_ptr<PendingCombineState> StagedLowLatency::combine(
   }
   call.fetched();
   LowLatencyCombineOptions options = given;
-  options.zero_copy = !given.log_fmt;
+  options.zero_copy = !encodes;
   const Tensor sums = call.on_host(DataType::bfloat16, {handle->routing->tokens, shape.hidden});
   options.out = pending->sums = sums;
   options.wait_ns = pending->wait_ns;

@@ -101,7 +101,7 @@ void GroupLayout::place_low_latency(Cursor& cursor, const Shape& shape) {
   for (const Quantize quantize : detail::kQuantizations)
     outbox_bytes = std::max(outbox_bytes, outbox_row_bytes(shape.hidden, quantize));
   outbox = cursor.take(product(2, tokens, outbox_bytes), kPageBytes);
-  // LogFMT keeps its ranges before the row.
+  // LogFMT keeps its ranges before the row. Rows in e4m3 are shorter, scales included.
   combine_row_stride = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);
   combine_rows = cursor.take(
       product(2, shape.local_experts, shape.low_latency_rows(), combine_row_stride), kPageBytes);

@@ -18,7 +18,7 @@
 namespace shoal::ep::host {
 
 using detail::CombineRowForm;
-using detail::is_log_fmt;
+using detail::is_encoded;
 using detail::is_sums;
 using detail::kLine;
 using detail::Shape;

@@ -5,8 +5,8 @@
 // Reads one row per (token, top-k slot), or per (token, rank) if the rank has sent sums; writes one
 // row per token. Slots are grouped by rank, ranks in the order of their last slot, slots ascending
 // within a rank. With per_rank the sum of each rank is rounded to bfloat16 before the ranks are
-// added; with LogFMT-10 it also passes through the format, unless the rank has sent encoded expert
-// outputs. Every backend uses this order, so results agree bit by bit.
+// added; where rows are encoded it also passes through the encoding, unless the rank has sent
+// encoded expert outputs. Every backend uses this order, so results agree bit by bit.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -115,12 +115,6 @@ class CombineRowFinder {
   std::vector<std::int32_t> before_expert_;  // own tokens of the experts before, at the same rank
 };
 
-std::string describe(CombineRowForm agreed, CombineRowForm sent) {
-  return fmt::format("{}{} that are rounded {}", is_log_fmt(agreed) ? "log_fmt " : "",
-                     is_sums(sent) ? "sums" : "rows",
-                     is_sums(agreed) ? "once per PE (per_rank)" : "once (exact)");
-}
-
 /// weighted_sum_rows of bfloat16 rows, given as bytes.
 void weighted_sum(std::uint16_t* target, const TokenRows& token_rows, std::size_t first,
                   std::size_t end, std::span<const std::int32_t> level_ends, std::int64_t hidden) {
@@ -132,11 +126,13 @@ void weighted_sum(std::uint16_t* target, const TokenRows& token_rows, std::size_
                     Store::cached);
 }
 
-/// weighted_sum_rows with LogFMT-10. Encoded rows are decoded to float32 one at a time.
-class LogfmtSummer {
+/// weighted_sum_rows of encoded rows, which are decoded to float32 one at a time.
+class EncodedSummer {
  public:
-  explicit LogfmtSummer(std::int64_t hidden)
-      : row_(hidden),
+  /// `agreed`: the form in which the ranks combine.
+  EncodedSummer(CombineRowForm agreed, std::int64_t hidden)
+      : form_(agreed),
+        row_(hidden),
         level_(hidden),
         total_(hidden),
         sum_(hidden),
@@ -164,7 +160,7 @@ class LogfmtSummer {
   void add_rows(const TokenRows& token_rows, std::size_t first, std::size_t end,
                 std::vector<float>& to) {
     for (std::size_t i = first; i < end; ++i) {
-      numeric::logfmt_decode_row(token_rows.rows[i], row_);
+      decode_combine_row(form_, token_rows.rows[i], row_);
       for (std::size_t c = 0; c < to.size(); ++c) to[c] += token_rows.weights[i] * row_[c];
     }
   }
@@ -173,11 +169,11 @@ class LogfmtSummer {
     const auto hidden = static_cast<std::int64_t>(sum_.size());
     weighted_sum(sum_.data(), token_rows, first, end, {}, hidden);
     auto* const bytes = reinterpret_cast<std::byte*>(encoded_.data());
-    numeric::logfmt_encode_row({reinterpret_cast<const numeric::Bf16*>(sum_.data()), sum_.size()},
-                               bytes);
-    numeric::logfmt_decode_row(bytes, level_);
+    encode_combine_row(form_, sum_, bytes);
+    decode_combine_row(form_, bytes, level_);
   }
 
+  const CombineRowForm form_;
   std::vector<float> row_, level_, total_;
   std::vector<std::uint16_t> sum_;
   std::vector<numeric::LogfmtGroup> encoded_;
@@ -185,16 +181,17 @@ class LogfmtSummer {
 
 void sum_combine_rows(HostGroup& group, const PendingCombineState& pending, const Tensor& out) {
   const std::int64_t hidden = group.state.shape.hidden;
+  const CombineRowForm agreed = agreed_form(pending.options);
   const CombineRowFinder finder(group, pending);
   group.workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
     TokenRows token_rows;
-    std::optional<LogfmtSummer> log_fmt;
-    if (pending.options.log_fmt) log_fmt.emplace(hidden);
+    std::optional<EncodedSummer> encoded;
+    if (is_encoded(agreed)) encoded.emplace(agreed, hidden);
     for (std::int64_t token = first; token < last; ++token) {
       finder.find(token, token_rows);
       std::uint16_t* target = out.as<std::uint16_t>() + token * hidden;
-      if (log_fmt)
-        log_fmt->sum(target, token_rows);
+      if (encoded)
+        encoded->sum(target, token_rows);
       else
         weighted_sum(target, token_rows, 0, token_rows.count,
                      {token_rows.level_ends.data(), token_rows.levels}, hidden);
@@ -224,8 +221,8 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
       mismatch = fmt::format(
           "PE {} combines dispatch {} and expects {}; PE {} combines dispatch {} and sends {}",
           group.state.team.world_pe(group.state.me), pending.handle->epoch,
-          describe(agreed, form(false)), group.state.team.world_pe(rank), notice->dispatch_epoch,
-          describe(notice->agreed, notice->sent));
+          detail::describe_combine_rows(agreed, form(false)), group.state.team.world_pe(rank),
+          notice->dispatch_epoch, detail::describe_combine_rows(notice->agreed, notice->sent));
   }
   if (!mismatch) return;
   raise_or_mask(group, group.layout.combine_read,
@@ -236,6 +233,23 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
 }
 
 }  // namespace
+
+void decode_combine_row(CombineRowForm form, const std::byte* row, std::span<float> values) {
+  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(row);
+  const std::span codes(bytes, values.size());
+  const std::uint8_t* const scales = bytes + values.size();
+  switch (detail::encoding_of(form)) {
+    case detail::CombineEncoding::fp8:
+      return numeric::dequantize_row(
+          codes, {reinterpret_cast<const float*>(scales), numeric::group_count(values.size())},
+          values);
+    case detail::CombineEncoding::mxfp8:
+      return numeric::dequantize_mxfp8_row(codes, {scales, values.size() / numeric::kMxGroup},
+                                           values);
+    default:
+      numeric::logfmt_decode_row(row, values);
+  }
+}
 
 Tensor low_latency_combine_receive(HostGroup& group, PendingCombineState& pending) {
   const auto& shape = group.state.shape;

@@ -2,9 +2,9 @@
 // low_latency_combine_send: makes the expert output available to the ranks that sent the tokens.
 //
 // With zero_copy y is in the group's memory already; otherwise its valid rows are copied there, or
-// encoded (LogFMT-10, where expert outputs are encoded). A notice then tells every rank where its
-// rows start for each expert. Ranks of other nodes cannot fetch: they are sent one row per token,
-// the weighted sum over the experts here, which LogFMT-10 encodes, if the weights came with the
+// encoded there, where expert outputs are encoded. A notice then tells every rank where its rows
+// start for each expert. Ranks of other nodes cannot fetch: they are sent one row per token, the
+// weighted sum over the experts here, encoded if the combine encodes, if the weights came with the
 // dispatch; otherwise the rows. combine_read of the use before last granted the half.
 #include <array>
 #include <cstring>
@@ -20,11 +20,6 @@ using shoal::detail::Activity;
 
 const std::uint16_t* row_of(const ConstTensorView& y, std::int64_t expert, std::int64_t row) {
   return y.as<std::uint16_t>() + expert * y.strides[0] + row * y.strides[1];
-}
-
-void encode(const std::uint16_t* row, std::int64_t hidden, std::byte* target) {
-  numeric::logfmt_encode_row(
-      {reinterpret_cast<const numeric::Bf16*>(row), static_cast<std::size_t>(hidden)}, target);
 }
 
 /// The form of the combine rows for `source`.
@@ -51,8 +46,9 @@ void stage_rows(HostGroup& group, std::uint64_t epoch, const ConstTensorView& y,
   const auto& shape = group.state.shape;
   const auto stage = [&](std::int32_t expert, std::int64_t row, CombineRowForm form) {
     std::byte* target = group.state.block + group.layout.combine_row(epoch, expert, row, shape);
-    if (is_log_fmt(form))
-      encode(row_of(y, expert, row), shape.hidden, target);
+    if (is_encoded(form))
+      encode_combine_row(form, {row_of(y, expert, row), static_cast<std::size_t>(shape.hidden)},
+                         target);
     else
       copy_row(target, row_of(y, expert, row), shape.hidden * sizeof(std::uint16_t), Store::cached);
   };
@@ -79,7 +75,7 @@ void send_sums(HostGroup& group, std::uint64_t epoch, const ConstTensorView& y,
   group.workers.for_ranges(tokens.tokens(), [&](std::int64_t first, std::int64_t last) {
     std::array<const std::uint16_t*, kMaxTopK> rows;
     std::array<float, kMaxTopK> weights;
-    std::vector<std::uint16_t> sum(is_log_fmt(form) ? shape.hidden : 0);
+    std::vector<std::uint16_t> sum(is_encoded(form) ? shape.hidden : 0);
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
       for (const detail::InternodeTokens::Part& part : tokens.parts_of(token)) {
@@ -87,10 +83,10 @@ void send_sums(HostGroup& group, std::uint64_t epoch, const ConstTensorView& y,
         weights[count++] = part.weight;
       }
       std::byte* const target = group.state.block + layout.remote_sum(epoch, remote, token, shape);
-      weighted_sum_rows(is_log_fmt(form) ? sum.data() : reinterpret_cast<std::uint16_t*>(target),
+      weighted_sum_rows(is_encoded(form) ? sum.data() : reinterpret_cast<std::uint16_t*>(target),
                         {rows.data(), count}, {weights.data(), count}, {}, shape.hidden,
                         Store::cached);
-      if (is_log_fmt(form)) encode(sum.data(), shape.hidden, target);
+      if (is_encoded(form)) encode_combine_row(form, sum, target);
     }
   });
   if (tokens.tokens() > 0)
@@ -122,6 +118,19 @@ void send_rows(HostGroup& group, std::uint64_t epoch, const LowLatencyHandleStat
 }
 
 }  // namespace
+
+void encode_combine_row(CombineRowForm form, std::span<const std::uint16_t> row,
+                        std::byte* target) {
+  const auto* const values = reinterpret_cast<const numeric::Bf16*>(row.data());
+  auto* const codes = reinterpret_cast<std::uint8_t*>(target);
+  std::byte* const scales = target + row.size();
+  if (detail::encoding_of(form) == detail::CombineEncoding::log_fmt)
+    numeric::logfmt_encode_row({values, row.size()}, target);
+  else
+    encode_row(
+        detail::encoding_of(form) == detail::CombineEncoding::fp8 ? Quantize::fp8 : Quantize::mxfp8,
+        1, codes, scales, row.data(), row.size());
+}
 
 CombineRowForm combine_row_form(CombineRowForm agreed, bool remote, bool has_weights,
                                 bool unsummed) {

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "ep/numeric/float16.hpp"
+#include "ep/numeric/float8.hpp"
 #include "fake_gpu/fake_gpu.hpp"
 
 namespace shoal::ptx {
@@ -110,6 +111,10 @@ inline std::uint32_t cvt_rn_bf16x2_f32(float high, float low) {
 }
 inline std::uint32_t cvt_rn_f16x2_f32(float high, float low) {
   return numeric::to_fp16(low).bits | std::uint32_t{numeric::to_fp16(high).bits} << 16;
+}
+inline std::uint32_t cvt_rn_f16x2_e4m3x2(std::uint16_t codes) {
+  return cvt_rn_f16x2_f32(numeric::decode_e4m3(static_cast<std::uint8_t>(codes >> 8)),
+                          numeric::decode_e4m3(static_cast<std::uint8_t>(codes)));
 }
 inline float cvt_f32_f16(std::uint16_t bits) {
   return numeric::to_float(numeric::Fp16{bits});

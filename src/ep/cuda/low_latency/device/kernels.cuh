@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "ep/cuda/device/combine_notice.hpp"
 #include "ep/cuda/device/divisor.cuh"
 #include "ep/cuda/device/group.cuh"
 #include "ep/plan/row_format.hpp"
@@ -84,37 +85,10 @@ struct SlotPacket {
 };
 static_assert(detail::kTopkSlotsPerPacket == 2);
 
-using detail::CombineRowForm;  // ranks must agree on it
-using detail::is_log_fmt, detail::is_sums;
+using detail::CombineEncoding, detail::encoding_of, detail::is_encoded, detail::is_sums;
 
 /// Value of each word of an empty row.
 inline constexpr std::uint32_t kSentinel = 0xffff'ffffu;
-
-/// The notice of a combine, and the flag of a combine row, one word: the epoch (low 32 bits) and
-/// what ranks must agree on: form, reduction, which dispatch is combined (24 bits of its epoch),
-/// and whether weights travelled with that dispatch.
-struct CombineNoticeWord {
-  CombineRowForm form;
-  bool exact, weights_travelled;
-  std::uint64_t dispatch_epoch;
-
-  /// In notices: the sender has masked the receiver.
-  static constexpr std::uint64_t kLeftOut = std::uint64_t{1} << 36;
-  /// With sums: the sender does not wait for weights and sends a row for each expert output, which
-  /// the receiver sums in the same order. Ranks need not agree on this.
-  static constexpr std::uint64_t kUnsummed = std::uint64_t{1} << 37;
-
-  /// True if two words agree in all that ranks must agree on.
-  SHOAL_HOST_DEVICE static constexpr bool agree(std::uint64_t a, std::uint64_t b) {
-    return ((a ^ b) & ~kUnsummed) == 0;
-  }
-
-  SHOAL_HOST_DEVICE constexpr std::uint64_t word(std::uint64_t epoch) const {
-    return (epoch & 0xffff'ffffu) | static_cast<std::uint64_t>(form) << 32 |
-           std::uint64_t{exact} << 34 | std::uint64_t{weights_travelled} << 35 |
-           (dispatch_epoch & 0xff'ffffu) << 40;
-  }
-};
 
 /// One token of one source, as a dispatch leaves it for the combine.
 struct alignas(16) HandlePair {

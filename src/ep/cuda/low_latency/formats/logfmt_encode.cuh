@@ -14,26 +14,12 @@
 
 namespace shoal::ep::cuda {
 
-/// The 16 channels of a lane, as pairs. Those beyond the end of the row are zero.
-struct LogfmtUnitValues {
-  std::uint32_t pairs[kLogfmtUnit / 2];
-};
-
-__device__ inline LogfmtUnitValues load_unit(const uint4* row, std::uint32_t unit,
-                                             std::uint32_t count) {
-  uint4 low{}, high{};
-  if (count > 0) low = __ldg(row + 2 * unit);
-  if (count == kLogfmtUnit) high = __ldg(row + 2 * unit + 1);
-  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
-}
-
 /// The group of which this lane has `count` values; 0: none. All lanes of the group get it.
-__device__ inline std::uint32_t summarize_group(const LogfmtUnitValues& values,
-                                                std::uint32_t count) {
+__device__ inline std::uint32_t summarize_group(const UnitValues& values, std::uint32_t count) {
   constexpr std::uint32_t kMagnitudes = 0x7fff'7fffu, kInfinities = 0x7f80'7f80u;
   std::uint32_t most = 0, least = kInfinities;
 #pragma unroll
-  for (std::uint32_t i = 0; i < kLogfmtUnit / 2; ++i) {
+  for (std::uint32_t i = 0; i < kRowUnit / 2; ++i) {
     if (2 * i >= count) continue;
     most = __vmaxu2(most, values.pairs[i] & kMagnitudes);
     least = __vminu2(least, values.pairs[i] & kMagnitudes);
@@ -42,19 +28,18 @@ __device__ inline std::uint32_t summarize_group(const LogfmtUnitValues& values,
   std::uint32_t both =
       max(most & 0xffffu, most >> 16) | (~min(least & 0xffffu, least >> 16) & 0xffffu) << 16;
 #pragma unroll
-  for (std::uint32_t distance = kLogfmtGroupLanes / 2; distance > 0; distance /= 2)
+  for (std::uint32_t distance = kGroupLanes / 2; distance > 0; distance /= 2)
     both = __vmaxu2(both, __shfl_xor_sync(kWarp, both, distance));
   return both ^ 0xffff'0000u;
 }
 
 /// `kNormal`: the group allows the shorter functions (numeric/logfmt.hpp).
 template <bool kNormal>
-__device__ LogfmtBits encode_unit(const LogfmtUnitValues& values,
-                                  const numeric::LogfmtScale& scale) {
+__device__ LogfmtBits encode_unit(const UnitValues& values, const numeric::LogfmtScale& scale) {
   LogfmtBits bits{};
   std::uint32_t signs = 0;
 #pragma unroll
-  for (std::uint32_t i = 0; i < kLogfmtUnit; ++i) {
+  for (std::uint32_t i = 0; i < kRowUnit; ++i) {
     const std::uint32_t word = i % 2 == 0 ? values.pairs[i / 2] << 16 : values.pairs[i / 2];
     const float magnitude = __uint_as_float(word & 0x7fff'0000u);
     bits.put(kNormal ? numeric::encode_logfmt_normal(magnitude, scale)
@@ -63,44 +48,19 @@ __device__ LogfmtBits encode_unit(const LogfmtUnitValues& values,
   }
   // The signs of pair i first go to bits 2 i + 1 and 2 i + 17.
 #pragma unroll
-  for (std::uint32_t i = 0; i < kLogfmtUnit / 2; ++i)
+  for (std::uint32_t i = 0; i < kRowUnit / 2; ++i)
     signs |= (values.pairs[i] & 0x8000'8000u) >> (14 - 2 * i);
   bits.put_signs((signs >> 1 & 0x5555u) | (signs >> 16 & 0xaaaau));
   return bits;
 }
 
-/// Pieces of a block at most.
-inline constexpr std::uint32_t kLogfmtMostPieces = 2;
-
-/// The values of a block as a warp holds them: of each piece, the lane's unit and the number of its
-/// channels.
-struct LogfmtBlockValues {
-  LogfmtUnitValues units[kLogfmtMostPieces];
-  std::uint32_t count[kLogfmtMostPieces];
-};
-
-/// Loads block `block` of a row of bfloat16 values; zeros without a row. A warp calls.
-template <bool kWhole>
-__device__ LogfmtBlockValues load_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t block,
-                                                const uint4* from) {
-  LogfmtBlockValues values;
-#pragma unroll
-  for (std::uint32_t p = 0; p < kLogfmtMostPieces; ++p) {
-    const std::uint32_t unit = (block * row.block_pieces + p) * 32 + lane_id();
-    values.count[p] = p < row.block_pieces ? row.channels_of(unit) : 0;
-    values.units[p] = load_unit(from, unit, from != nullptr ? values.count[p] : 0);
-  }
-  return values;
-}
-
 /// Encodes the values of block `block` and stores them in the row at `out`. A warp calls.
 template <bool kWhole>
 __device__ void send_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t block,
-                                   const LogfmtBlockValues& block_values, std::uint32_t* out) {
-  constexpr std::uint32_t kMostPieces = kLogfmtMostPieces,
-                          kMostGroups = kMostPieces * kLogfmtPieceGroups;
+                                   const BlockValues& block_values, std::uint32_t* out) {
+  constexpr std::uint32_t kMostPieces = kMostBlockPieces, kMostGroups = kMostPieces * kPieceGroups;
   const std::uint32_t me = lane_id(), first = block * row.block_pieces;
-  LogfmtUnitValues values[kMostPieces];
+  UnitValues values[kMostPieces];
   std::uint32_t group[kMostPieces];
 #pragma unroll
   for (std::uint32_t p = 0; p < kMostPieces; ++p) values[p] = block_values.units[p];
@@ -108,12 +68,12 @@ __device__ void send_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t b
   for (std::uint32_t p = 0; p < kMostPieces; ++p)
     group[p] = summarize_group(values[p], block_values.count[p]);
   // Lane i has group i of the block, four times.
-  const auto holder = static_cast<int>(me % kLogfmtPieceGroups * kLogfmtGroupLanes);
+  const auto holder = static_cast<int>(me % kPieceGroups * kGroupLanes);
   const std::uint32_t low = __shfl_sync(kWarp, group[0], holder),
                       high = __shfl_sync(kWarp, group[1], holder),
-                      mine = (me & kLogfmtPieceGroups) == 0 ? low : high,
-                      number = first * kLogfmtPieceGroups + me % kMostGroups;
-  const bool exists = number < min(row.groups, (first + row.block_pieces) * kLogfmtPieceGroups);
+                      mine = (me & kPieceGroups) == 0 ? low : high,
+                      number = first * kPieceGroups + me % kMostGroups;
+  const bool exists = number < min(row.groups, (first + row.block_pieces) * kPieceGroups);
   const bool cast = __all_sync(kWarp, !exists || numeric::logfmt_castable(logfmt_group(mine))) != 0;
   if (exists && me < kMostGroups)
     ptx::st_relaxed_sys_global(out + row.group(number), mine | (cast ? kLogfmtCast : 0));
@@ -121,7 +81,7 @@ __device__ void send_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t b
   const bool normal = __all_sync(kWarp, !exists || scale.log_min >= numeric::kLogfmtNormal) != 0;
 #pragma unroll 1
   for (std::uint32_t p = 0; p < row.block_pieces && first + p < row.pieces; ++p) {
-    const auto of_group = static_cast<int>(p * kLogfmtPieceGroups + me / kLogfmtGroupLanes);
+    const auto of_group = static_cast<int>(p * kPieceGroups + me / kGroupLanes);
     const numeric::LogfmtScale here{__shfl_sync(kWarp, scale.log_min, of_group), 0,
                                     __shfl_sync(kWarp, scale.inverse_step, of_group),
                                     __shfl_sync(kWarp, scale.rounding, of_group), true};
@@ -148,42 +108,5 @@ __device__ void send_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t b
     values[0] = values[1];
   }
 }
-
-/// A weighted sum of rows in the channels of a block. A warp adds them up.
-struct LogfmtBlockSum {
-  float sums[kLogfmtMostPieces][2][8] = {};
-
-  __device__ void add(const LogfmtBlockValues& values, float weight) {
-#pragma unroll
-    for (std::uint32_t p = 0; p < kLogfmtMostPieces; ++p)
-#pragma unroll
-      for (std::uint32_t i = 0; i < kLogfmtUnit; ++i) {
-        const std::uint32_t pair = values.units[p].pairs[i / 2];
-        float& sum = sums[p][i / 8][i % 8];
-        sum = numeric::accumulate(sum, weight,
-                                  __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xffff'0000u));
-      }
-  }
-  /// Rounds the sum to bfloat16. `counts`: LogfmtBlockValues::count.
-  __device__ LogfmtBlockValues rounded(const std::uint32_t (&counts)[kLogfmtMostPieces]) const {
-    LogfmtBlockValues values{};
-#pragma unroll
-    for (std::uint32_t p = 0; p < kLogfmtMostPieces; ++p) {
-      values.count[p] = counts[p];
-#pragma unroll
-      for (std::uint32_t half = 0; half < 2; ++half) {
-        // A weight that is not finite would leave NaNs beyond the end of the row.
-        if (8 * half >= counts[p]) continue;
-        const uint4 vector = Bfloat16Vector::narrow(sums[p][half]);
-        std::uint32_t* const pairs = values.units[p].pairs + 4 * half;
-        pairs[0] = vector.x;
-        pairs[1] = vector.y;
-        pairs[2] = vector.z;
-        pairs[3] = vector.w;
-      }
-    }
-    return values;
-  }
-};
 
 }  // namespace shoal::ep::cuda

@@ -156,8 +156,7 @@ __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
 __device__ std::size_t log_fmt_bytes(std::uint32_t* row, std::int32_t hidden) {
   const LogfmtRow<false> sizes(hidden);
   const auto is_cast = [&](std::uint32_t piece) {
-    return (ptx::ld_relaxed_sys_global(row + sizes.group(piece * kLogfmtPieceGroups)) &
-            kLogfmtCast) != 0;
+    return (ptx::ld_relaxed_sys_global(row + sizes.group(piece * kPieceGroups)) & kLogfmtCast) != 0;
   };
   std::uint32_t* const extension = row + sizes.group(sizes.groups);
   const auto start = [&](std::uint32_t piece) {
@@ -179,10 +178,10 @@ __device__ std::uint32_t combine_row_bytes(const LowLatencyForwardCombine& call,
   if (call.flags != 0 &&
       !is_epoch(ptx::ld_relaxed_sys_global(combine_flag_at(group, rank, index)), epoch))
     return 0;
-  if (!is_log_fmt(call.form))
-    return static_cast<std::uint32_t>(call.sizes.hidden) * sizeof(std::uint16_t);
-  return static_cast<std::uint32_t>(log_fmt_bytes(
-      reinterpret_cast<std::uint32_t*>(combine_row_at(group, rank, index)), call.sizes.hidden));
+  if (encoding_of(call.form) == CombineEncoding::log_fmt)
+    return static_cast<std::uint32_t>(log_fmt_bytes(
+        reinterpret_cast<std::uint32_t*>(combine_row_at(group, rank, index)), call.sizes.hidden));
+  return (last_word_of(call.form, call.sizes.hidden) + 1) * sizeof(std::uint32_t);
 }
 
 /// The top-k slots of a token of the remote rank whose experts are here.

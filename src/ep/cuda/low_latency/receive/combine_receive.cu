@@ -48,6 +48,14 @@ void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
     case CombineRowForm::log_fmt:
       return start(whole ? kernel_of<CombineRowForm::log_fmt, 1>(counted)
                          : kernel_of<CombineRowForm::log_fmt, 0>(counted));
+    case CombineRowForm::fp8_sums:
+      return start(kernel_of<CombineRowForm::fp8_sums, 0>(counted));
+    case CombineRowForm::fp8:
+      return start(kernel_of<CombineRowForm::fp8, 0>(counted));
+    case CombineRowForm::mxfp8_sums:
+      return start(kernel_of<CombineRowForm::mxfp8_sums, 0>(counted));
+    case CombineRowForm::mxfp8:
+      return start(kernel_of<CombineRowForm::mxfp8, 0>(counted));
   }
 }
 
@@ -60,6 +68,10 @@ void load_low_latency_combine_receive() {
     load_kernel(kernel_of<CombineRowForm::log_fmt_sums, 1>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, 0>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, 1>(counted));
+    load_kernel(kernel_of<CombineRowForm::fp8_sums, 0>(counted));
+    load_kernel(kernel_of<CombineRowForm::fp8, 0>(counted));
+    load_kernel(kernel_of<CombineRowForm::mxfp8_sums, 0>(counted));
+    load_kernel(kernel_of<CombineRowForm::mxfp8, 0>(counted));
   }
 }
 

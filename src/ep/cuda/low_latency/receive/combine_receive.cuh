@@ -8,12 +8,13 @@
 //                  rounded to bfloat16, as if the rank had computed it
 //   log_fmt_sums   likewise; decoded rows are rounded to bfloat16 before they are added
 //   rows, log_fmt  weight * row, top-k slots ascending
+// The forms in fp8 and mxfp8 are added as those in LogFMT-10.
 //
-// Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B), writes
-// one row per token. A block takes a token, a thread a chunk of the row, which waits for that chunk
-// of the combine rows only; of LogFMT-10 rows, a warp takes 512 channels, and blocks divide a token
-// where there are few. The first block has no token where other blocks can take them: it checks
-// that all ranks combine in the same form.
+// Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B, e4m3:
+// 1.03 B), writes one row per token. A block takes a token, a thread a chunk of the row, which
+// waits for that chunk of the combine rows only; of encoded rows, a warp takes 512 channels, and
+// blocks divide a token where there are few. The first block has no token where other blocks can
+// take them: it checks that all ranks combine in the same form.
 //
 // Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which
 // come before their rows; the words of the rows themselves (self_signalling.cuh); in groups that
@@ -27,7 +28,7 @@
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/device/grants.cuh"
 #include "ep/cuda/low_latency/device/launch.cuh"
-#include "ep/cuda/low_latency/formats/logfmt_decode.cuh"
+#include "ep/cuda/low_latency/formats/encoded_rows.cuh"
 
 namespace shoal::ep::cuda::combine_receive {
 
@@ -172,8 +173,7 @@ class CombineReceiver {
         count_first_wait(group_, KernelKind::low_latency_combine_receive, epoch_, rank, waited);
       if (!came || CombineNoticeWord::agree(said, expected_)) continue;
       group_.memory->dirty_combine[epoch_ & 1] = epoch_;
-      report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
-                   rank, epoch_, said, 0, 0, 0, false);
+      report_mismatch(rank, said);
     }
     if (kCounts && threadIdx.x == 0)
       add_last_launch(group_, KernelKind::low_latency_combine_receive, epoch_);
@@ -203,10 +203,8 @@ class CombineReceiver {
   /// For the statistics: how long the last word of a row takes. One warp measures.
   __device__ bool measures() const { return call_.wait_ns != nullptr && threadIdx.x < 32; }
   __device__ __noinline__ void measure(std::int32_t rank, std::uint32_t row) const {
-    const LogfmtRow<false> log_fmt(call_.sizes.hidden);
-    const auto* const word =
-        reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) +
-        (is_log_fmt(call_.form) ? log_fmt.group(log_fmt.groups - 1) : log_fmt.hidden / 2 - 1);
+    const auto* const word = reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) +
+                             last_word_of(call_.form, call_.sizes.hidden);
     const RowWait rows = row_wait();
     std::uint64_t waited = 0;
     wait_or_mask(
@@ -214,6 +212,11 @@ class CombineReceiver {
         [&] { return ptx::ld_relaxed_sys_global(word) != kSentinel || disagreed(rows); },
         signal_at(group_, group_.me, group_.layout.failed, rank), &waited);
     note_wait(call_.longest_wait, rank, waited);
+  }
+
+  __device__ void report_mismatch(std::int32_t rank, std::uint64_t said) const {
+    report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
+                 rank, epoch_, said, 0, static_cast<std::int64_t>(expected_), 0, false);
   }
 
   __device__ __noinline__ bool wait_for_row(std::int32_t rank, const std::uint64_t* flag) const {
@@ -233,8 +236,7 @@ class CombineReceiver {
     note_wait(call_.longest_wait, rank, waited);
     if (!came || here) return came;
     if (is_epoch(said, epoch_) && (said & CombineNoticeWord::kLeftOut) == 0)
-      report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
-                   rank, epoch_, said, 0, 0, 0, false);
+      report_mismatch(rank, said);
     else
       wait_failed(group_, Fault::peer_failed, Phase::low_latency_combine_receive, kCombineOperation,
                   rank, epoch_, static_cast<std::uint32_t>(said));
@@ -355,7 +357,7 @@ __device__ inline void agree(TokenRows& token_rows) {
   token_rows.arrived = arrived;
 }
 
-/// For LogFMT-10: blocks that divide a token, as many as `most` allows. With statistics a block
+/// For encoded rows: blocks that divide a token, as many as `most` allows. With statistics a block
 /// takes whole tokens, because it measures before any of its warps takes a word.
 inline std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::uint32_t pieces,
                                     std::int32_t most) {
@@ -366,8 +368,8 @@ inline std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::u
 
 /// The receive. The blocks of `all` call. kVariant: with sums, rows in flight of ranks that send
 /// expert outputs in place of them. More of them take registers from the sums, so only deferred
-/// receives, which mostly get such rows, have many. With LogFMT-10, whether rows consist of whole
-/// pieces. kCounts: counts(call.group).
+/// receives, which mostly get such rows, have many. With encoded rows, whether they consist of
+/// whole pieces. kCounts: counts(call.group).
 template <CombineRowForm kForm, int kVariant, bool kCounts>
 __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& all) {
   __shared__ RankStates ranks;
@@ -387,8 +389,8 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
     rank = collector.load_rank((item + blocks) / parts);
     // With statistics, one warp must have measured before other warps take the words.
     if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
-    if constexpr (is_log_fmt(kForm)) {
-      const LogfmtRows<kVariant != 0, is_sums(kForm)> rows(
+    if constexpr (is_encoded(kForm)) {
+      const EncodedRows<encoding_of(kForm), kVariant != 0, is_sums(kForm)> rows(
           group, collector.epoch(), token_rows, collector.chunk_at(0, 0), call.sizes.hidden);
       const std::uint32_t warps = blockDim.x / 32;
       for (std::uint32_t piece = (item % parts) * warps + threadIdx.x / 32; piece < rows.pieces();
@@ -421,10 +423,10 @@ inline Division divide(LowLatencyCombineReceive& call, std::int32_t most,
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
   std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
   call.parts = 1;
-  if (is_log_fmt(call.form)) {
-    const LogfmtRow<false> log_fmt(call.sizes.hidden);
-    call.parts = parts_of_token(call, log_fmt.pieces, std::min(most, multiprocessors));
-    threads = std::min((log_fmt.pieces + call.parts - 1) / call.parts * 32, kThreads);
+  if (is_encoded(call.form)) {
+    const LogfmtRow<false> row(call.sizes.hidden);  // of as many pieces as in every encoding
+    call.parts = parts_of_token(call, row.pieces, std::min(most, multiprocessors));
+    threads = std::min((row.pieces + call.parts - 1) / call.parts * 32, kThreads);
   }
   return {static_cast<std::uint32_t>(
               std::min(call.tokens * static_cast<std::int32_t>(call.parts) + 1, most)),

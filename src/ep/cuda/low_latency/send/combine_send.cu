@@ -47,6 +47,14 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
     case CombineRowForm::log_fmt:
       return start(whole ? kernel_of<CombineRowForm::log_fmt, true>(counted)
                          : kernel_of<CombineRowForm::log_fmt, false>(counted));
+    case CombineRowForm::fp8_sums:
+      return start(kernel_of<CombineRowForm::fp8_sums, false>(counted));
+    case CombineRowForm::fp8:
+      return start(kernel_of<CombineRowForm::fp8, false>(counted));
+    case CombineRowForm::mxfp8_sums:
+      return start(kernel_of<CombineRowForm::mxfp8_sums, false>(counted));
+    case CombineRowForm::mxfp8:
+      return start(kernel_of<CombineRowForm::mxfp8, false>(counted));
   }
 }
 
@@ -58,6 +66,10 @@ void load_low_latency_combine_send() {
     load_kernel(kernel_of<CombineRowForm::log_fmt_sums, true>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, false>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, true>(counted));
+    load_kernel(kernel_of<CombineRowForm::fp8_sums, false>(counted));
+    load_kernel(kernel_of<CombineRowForm::fp8, false>(counted));
+    load_kernel(kernel_of<CombineRowForm::mxfp8_sums, false>(counted));
+    load_kernel(kernel_of<CombineRowForm::mxfp8, false>(counted));
   }
 }
 

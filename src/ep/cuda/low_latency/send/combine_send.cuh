@@ -10,6 +10,7 @@
 //   rows          one row per expert output, at its top-k slot, as it is
 //   log_fmt_sums  the row of `sums`, in LogFMT-10: 1.25 B a channel where the values can be cast
 //   log_fmt       the rows of `rows`, likewise
+//   fp8_sums, fp8, mxfp8_sums, mxfp8: the same two kinds in e4m3 with scales, 1.03 B a channel
 // Sums need the weights of the token. Where they did not travel with the dispatch and the receive
 // is deferred, rows are sent in place of sums (CombineNoticeWord::kUnsummed): top_k rows per token
 // instead of one per rank of it.
@@ -36,6 +37,7 @@
 #include "ep/cuda/low_latency/device/grants.cuh"
 #include "ep/cuda/low_latency/device/launch.cuh"
 #include "ep/cuda/low_latency/device/topk_slots.cuh"
+#include "ep/cuda/low_latency/formats/float8_encode.cuh"
 #include "ep/cuda/low_latency/formats/logfmt_encode.cuh"
 
 namespace shoal::ep::cuda::combine_send {
@@ -43,9 +45,9 @@ namespace shoal::ep::cuda::combine_send {
 /// Threads that send rows: with kAhead chunks each, 7168 channels leave no thread idle.
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
-/// Threads that send expert outputs in LogFMT-10, a block of a row a warp. Sums have kThreads: 7168
+/// Threads that send expert outputs encoded, a block of a row a warp. Sums have kThreads: 7168
 /// channels are seven blocks, and a warp holds the sums of a block next to two rows of it.
-constexpr std::uint32_t kLogfmtThreads = 448;
+constexpr std::uint32_t kEncodedThreads = 448;
 /// Blocks per SM: as many as its registers allow.
 constexpr std::int32_t kBlocksPerMultiprocessor = 2;
 constexpr std::uint32_t kAhead = 4;  // chunks of 16 bytes that a thread has in flight
@@ -211,46 +213,46 @@ class CombineSender {
   }
 
   /// Sends every `share`th block of the item's rows, from number `first` on. A warp calls.
-  template <bool kWhole>
-  __device__ void send_log_fmt(const CombineItem& item, std::uint32_t first,
+  template <CombineEncoding kEncoding, bool kWhole>
+  __device__ void send_encoded(const CombineItem& item, std::uint32_t first,
                                std::uint32_t share) const {
-    const LogfmtRow<kWhole> row(call_.sizes.hidden);
+    const CombineRow<kEncoding, kWhole> row(call_.sizes.hidden);
     const std::uint32_t blocks = row.blocks();
     for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
       const int lane = __ffs(left) - 1;
       const auto* const from = reinterpret_cast<const uint4*>(row_of(item, lane));
       auto* const to = reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane)));
       for (; first < blocks; first += share)
-        send_log_fmt_block(row, first, load_log_fmt_block(row, first, from), to);
+        send_block(row, first, load_block(row, first, from), to);
       first -= blocks;
     }
   }
 
   /// Likewise of the item's sum. Waits for the weights only when loads of the first row are in
   /// flight, and loads each further row while it adds the one before.
-  template <bool kWhole>
-  __device__ void send_log_fmt_sum(CombineItem& item, std::uint32_t first,
+  template <CombineEncoding kEncoding, bool kWhole>
+  __device__ void send_encoded_sum(CombineItem& item, std::uint32_t first,
                                    std::uint32_t share) const {
-    const LogfmtRow<kWhole> row(call_.sizes.hidden);
+    const CombineRow<kEncoding, kWhole> row(call_.sizes.hidden);
     const std::uint32_t blocks = row.blocks();
     bool weighted = false;
     auto* const to = reinterpret_cast<std::uint32_t*>(target(item, sum_place(item)));
     for (; first < blocks; first += share) {
       const auto load = [&](std::uint32_t slots) {
-        return load_log_fmt_block(row, first,
-                                  reinterpret_cast<const uint4*>(row_of(item, __ffs(slots) - 1)));
+        return load_block(row, first,
+                          reinterpret_cast<const uint4*>(row_of(item, __ffs(slots) - 1)));
       };
-      LogfmtBlockSum sum;
-      LogfmtBlockValues ahead = load(item.topk_slots);
+      BlockSum sum;
+      BlockValues ahead = load(item.topk_slots);
       for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
-        const LogfmtBlockValues values = ahead;
+        const BlockValues values = ahead;
         const std::uint32_t later = left & (left - 1);
         if (later != 0) ahead = load(later);
         if (!weighted) load_weights(item);
         weighted = true;
         sum.add(values, __shfl_sync(kWarp, item.weight, __ffs(left) - 1));
       }
-      send_log_fmt_block(row, first, sum.rounded(ahead.count), to);
+      send_block(row, first, sum.rounded(ahead.count), to);
     }
   }
 
@@ -388,8 +390,17 @@ class CombineSender {
   /// One lane of an item counts, because all of them wait for the same rank. Where warps have items
   /// of their own, each of them counts.
   __device__ bool counts_weight_wait(const CombineItem& item) const {
-    return (threadIdx.x < 32 || call_.form == CombineRowForm::log_fmt_sums) &&
+    return (threadIdx.x < 32 || is_encoded(call_.form)) &&
            lane_id() + 1 == static_cast<std::uint32_t>(__ffs(static_cast<int>(item.topk_slots)));
+  }
+
+  template <CombineEncoding kEncoding, bool kWhole>
+  __device__ static void send_block(const CombineRow<kEncoding, kWhole>& row, std::uint32_t block,
+                                    const BlockValues& values, std::uint32_t* to) {
+    if constexpr (kEncoding == CombineEncoding::log_fmt)
+      send_log_fmt_block(row, block, values, to);
+    else
+      send_float8_block(row, block, values, to);
   }
 
   __device__ static void load_chunks(uint4 (&data)[kAhead], const uint4* row, std::uint32_t first,
@@ -449,7 +460,7 @@ class RowsDone {
 
 /// Threads of a block that send rows. The warp of the flags follows them.
 constexpr std::uint32_t row_threads_of(CombineRowForm form) {
-  return form == CombineRowForm::log_fmt ? kLogfmtThreads : kThreads;
+  return is_encoded(form) && !is_sums(form) ? kEncodedThreads : kThreads;
 }
 /// Threads of a block.
 constexpr std::uint32_t threads_of(CombineRowForm form) {
@@ -457,9 +468,10 @@ constexpr std::uint32_t threads_of(CombineRowForm form) {
 }
 
 /// The send. The `blocks` blocks call, of threads_of(kForm) threads; without flags also of more.
-/// kWhole: with LogFMT-10, rows consist of whole pieces. kCounts: counts(call.group).
+/// kWhole: with encoded rows, they consist of whole pieces. kCounts: counts(call.group).
 template <CombineRowForm kForm, bool kWhole, bool kCounts>
 __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks) {
+  constexpr CombineEncoding kEncoding = encoding_of(kForm);
   constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
   constexpr auto kWarps = static_cast<std::int32_t>(kRowThreads / 32);
   __shared__ bool masked[kMaxDeviceRanks];
@@ -467,12 +479,12 @@ __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks
   // The first block, which also sends weights and notices, gets the last item.
   auto i = static_cast<std::int32_t>((blocks.me + blocks.count - 1) % blocks.count),
        step = static_cast<std::int32_t>(blocks.count), workers = 1;
-  // Without flags no barrier follows a row, so warps take blocks of LogFMT-10 rows by themselves:
+  // Without flags no barrier follows a row, so warps take blocks of encoded rows by themselves:
   // `workers` of them share an item.
-  const bool by_warp = is_log_fmt(kForm) && call.flags == 0;
+  const bool by_warp = is_encoded(kForm) && call.flags == 0;
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
   if (by_warp) {
-    workers = static_cast<std::int32_t>(LogfmtRow<kWhole>(call.sizes.hidden).blocks());
+    workers = static_cast<std::int32_t>(CombineRow<kEncoding, kWhole>(call.sizes.hidden).blocks());
     i += step * warp;
     step *= kWarps;
   }
@@ -494,12 +506,12 @@ __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks
             sender.send_sum(item);
           else if constexpr (kForm == CombineRowForm::rows)
             sender.send_rows(item);
-          else if constexpr (kForm == CombineRowForm::log_fmt)
-            sender.template send_log_fmt<kWhole>(item, by_warp ? i % workers : warp,
-                                                 by_warp ? workers : kWarps);
+          else if constexpr (is_sums(kForm))
+            sender.template send_encoded_sum<kEncoding, kWhole>(item, by_warp ? i % workers : warp,
+                                                                by_warp ? workers : kWarps);
           else
-            sender.template send_log_fmt_sum<kWhole>(item, by_warp ? i % workers : warp,
-                                                     by_warp ? workers : kWarps);
+            sender.template send_encoded<kEncoding, kWhole>(item, by_warp ? i % workers : warp,
+                                                            by_warp ? workers : kWarps);
         }
         if (call.flags != 0) done.arrive();
       }

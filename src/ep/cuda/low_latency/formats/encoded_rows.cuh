@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// logfmt_decode.cuh: a warp adds up a piece of the LogFMT-10 rows of a token.
+// encoded_rows.cuh: a warp adds up a piece of the encoded combine rows of a token.
 //
-// It computes the levels of eight rows at once, one group a lane, and sums in registers. Words of
-// the next rows are in flight while those of one are added.
+// It takes the groups of eight rows at once, one a lane, and computes the levels of LogFMT-10
+// there; it sums in registers. Words of the next rows are in flight while those of one are added.
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/device/self_signalling.cuh"
 #include "ep/cuda/low_latency/device/token_rows.cuh"
+#include "ep/cuda/low_latency/formats/float8.cuh"
 #include "ep/cuda/low_latency/formats/logfmt.cuh"
 
 namespace shoal::ep::cuda {
 
 /// Sixteen channels of a sum. With levels, rows are grouped by rank and each group is rounded to
 /// bfloat16 before it is added to the total.
-struct LogfmtUnitSum {
+struct UnitSum {
   float level[2][8] = {}, total[2][8] = {};
 
   __device__ void add(std::uint32_t i, float weight, float value) {
@@ -38,10 +39,10 @@ enum class LogfmtCodes : std::uint8_t {
 };
 
 template <LogfmtCodes kCodes>
-__device__ void add_unit(LogfmtUnitSum& sum, const LogfmtBits& bits, float weight, float log_min,
+__device__ void add_unit(UnitSum& sum, const LogfmtBits& bits, float weight, float log_min,
                          float step) {
 #pragma unroll
-  for (std::uint32_t i = 0; i < kLogfmtUnit; ++i) {
+  for (std::uint32_t i = 0; i < kRowUnit; ++i) {
     const std::uint32_t sign = bits.sign(i) & numeric::kSignBit, code = bits.code(i);
     float value;
     if constexpr (kCodes == LogfmtCodes::any) {
@@ -62,12 +63,12 @@ __device__ void add_unit(LogfmtUnitSum& sum, const LogfmtBits& bits, float weigh
 
 /// The rows of a token, for the warps that add them up: sums of ranks, or expert outputs. kByRank:
 /// in the order of ranks, with levels.
-template <bool kWhole, bool kByRank>
-class LogfmtRows {
+template <CombineEncoding kEncoding, bool kWhole, bool kByRank>
+class EncodedRows {
  public:
   /// `rows`: the first combine row.
-  __device__ LogfmtRows(const DeviceGroup& group, std::uint64_t epoch, const TokenRows& token_rows,
-                        uint4* rows, std::int32_t channels)
+  __device__ EncodedRows(const DeviceGroup& group, std::uint64_t epoch, const TokenRows& token_rows,
+                         uint4* rows, std::int32_t channels)
       : group_(group), epoch_(epoch), rows_(rows), row_(channels), me_(lane_id()) {
     count_ = static_cast<std::uint32_t>(__popc(token_rows.arrived));
     const std::uint32_t order = order_rows(token_rows, kByRank);
@@ -84,39 +85,47 @@ class LogfmtRows {
   __device__ void add_piece(std::uint32_t piece, uint4* out) const {
     const std::uint32_t unit = piece * 32 + me_, count = row_.channels_of(unit);
     const Place base{row_.base(piece), row_.units_of(piece), count != 0};
-    std::uint32_t ahead[kAhead][kLogfmtBase];
+    std::uint32_t ahead[kAhead][kBase];
 #pragma unroll
     for (std::uint32_t i = 0; i < kAhead; ++i) load(ahead[i], i, base);
-    LogfmtUnitSum sum;
+    UnitSum sum;
     Groups groups{};
     bool came = true;
 #pragma unroll 1
     for (std::uint32_t i = 0; i < count_; ++i) {
       const std::uint32_t j = i % kRowsAtOnce;
       if (j == 0) came = look_at_groups(piece, i, groups) && came;
-      LogfmtBits bits;
+      Words words;
 #pragma unroll
-      for (std::uint32_t k = 0; k < kLogfmtBase; ++k) bits.words[k] = ahead[0][k];
+      for (std::uint32_t k = 0; k < kBase; ++k) words.words[k] = ahead[0][k];
 #pragma unroll
       for (std::uint32_t a = 0; a + 1 < kAhead; ++a)
 #pragma unroll
-        for (std::uint32_t k = 0; k < kLogfmtBase; ++k) ahead[a][k] = ahead[a + 1][k];
+        for (std::uint32_t k = 0; k < kBase; ++k) ahead[a][k] = ahead[a + 1][k];
       load(ahead[kAhead - 1], i + kAhead, base);
-      came = complete(bits.words, i, base) && came;
-      const std::uint32_t first = j * kLogfmtPieceGroups, all = (1u << kLogfmtPieceGroups) - 1;
-      const auto of_group = static_cast<int>(first + me_ / kLogfmtGroupLanes);
-      const float weight = __shfl_sync(kWarp, weight_, static_cast<int>(i)),
-                  log_min = __shfl_sync(kWarp, groups.levels.log_min, of_group),
-                  step = __shfl_sync(kWarp, groups.levels.step, of_group);
-      if ((groups.cast >> first & 1) == 0)
-        came =
-            add_raw(sum, bits, i, {row_.extension(piece), base.stride, base.used}, weight) && came;
-      else if ((groups.nonzero >> first & all) == all)
-        add_unit<LogfmtCodes::nonzero>(sum, bits, weight, log_min, step);
-      else if ((groups.normal >> first & all) == all)
-        add_unit<LogfmtCodes::normal>(sum, bits, weight, log_min, step);
-      else
-        add_unit<LogfmtCodes::any>(sum, bits, weight, log_min, step);
+      came = complete(words.words, i, base) && came;
+      const std::uint32_t first = j * kPieceGroups, all = (1u << kPieceGroups) - 1;
+      const auto of_group = static_cast<int>(first + me_ / kGroupLanes);
+      const float weight = __shfl_sync(kWarp, weight_, static_cast<int>(i));
+      if constexpr (kEncoding != CombineEncoding::log_fmt) {
+        const float scale = float8_scale_in<kEncoding>(__shfl_sync(kWarp, groups.word, of_group));
+#pragma unroll
+        for (std::uint32_t k = 0; k < kBase; ++k)
+          decode_e4m3(words.words[k], scale,
+                      [&](std::uint32_t c, float value) { sum.add(4 * k + c, weight, value); });
+      } else {
+        const float log_min = __shfl_sync(kWarp, groups.levels.log_min, of_group),
+                    step = __shfl_sync(kWarp, groups.levels.step, of_group);
+        if ((groups.cast >> first & 1) == 0)
+          came = add_raw(sum, words, i, {row_.extension(piece), base.stride, base.used}, weight) &&
+                 came;
+        else if ((groups.nonzero >> first & all) == all)
+          add_unit<LogfmtCodes::nonzero>(sum, words, weight, log_min, step);
+        else if ((groups.normal >> first & all) == all)
+          add_unit<LogfmtCodes::normal>(sum, words, weight, log_min, step);
+        else
+          add_unit<LogfmtCodes::any>(sum, words, weight, log_min, step);
+      }
       if (kByRank && (ends_ >> i & 1) != 0) sum.end_level();
     }
     if (came) store(sum, unit, count, out);
@@ -126,15 +135,27 @@ class LogfmtRows {
   /// Rows whose words are in flight while one is added.
   static constexpr std::uint32_t kAhead = 2;
   /// Rows whose levels are computed at once.
-  static constexpr std::uint32_t kRowsAtOnce = 32 / kLogfmtPieceGroups;
-  static_assert(kRowsAtOnce * kLogfmtPieceGroups == 32);
+  static constexpr std::uint32_t kRowsAtOnce = 32 / kPieceGroups;
+  static_assert(kRowsAtOnce * kPieceGroups == 32);
+
+  static constexpr std::uint32_t kBase = kBaseWords<kEncoding>;
+  /// The words of a lane follow each other, and one instruction moves them.
+  static constexpr bool kVectors = kEncoding != CombineEncoding::log_fmt;
 
   /// Groups of a piece of kRowsAtOnce rows: lane 4 j + g has group g of row j.
-  struct Groups {
+  struct LogfmtGroups {
     numeric::LogfmtLevels levels;
     std::uint32_t cast, normal, nonzero;  ///< a bit for each lane
   };
-  /// Words of a lane in each row, `stride` apart from `first` on.
+  struct Float8Groups {
+    std::uint32_t word;  ///< its scales
+  };
+  using Groups = std::conditional_t<kVectors, Float8Groups, LogfmtGroups>;
+  struct Float8Codes {
+    std::uint32_t words[kBase];
+  };
+  using Words = std::conditional_t<kVectors, Float8Codes, LogfmtBits>;
+  /// Words of a lane in each row, `stride` apart from `first` on; the codes of e4m3 one by one.
   struct Place {
     std::uint32_t first, stride;
     bool used;  ///< false: the lane has none
@@ -149,10 +170,24 @@ class LogfmtRows {
   /// Starts to load words of row `i`. Those that do not exist are 0.
   template <std::uint32_t words>
   __device__ void load(std::uint32_t (&data)[words], std::uint32_t i, const Place& place) const {
-    const std::uint32_t* const from = at(i, place.first);
+    std::uint32_t* const from = at(i, place.first);
+    if constexpr (kVectors && words == kBase) {
+      const uint4 vector = place.used && i < count_
+                               ? ptx::ld_relaxed_sys_global(reinterpret_cast<uint4*>(from))
+                               : uint4{};
+      set(data, vector);
+    } else {
 #pragma unroll
-    for (std::uint32_t k = 0; k < words; ++k)
-      data[k] = place.used && i < count_ ? ptx::ld_relaxed_sys_global(from + k * place.stride) : 0;
+      for (std::uint32_t k = 0; k < words; ++k)
+        data[k] =
+            place.used && i < count_ ? ptx::ld_relaxed_sys_global(from + k * place.stride) : 0;
+    }
+  }
+  __device__ static void set(std::uint32_t (&data)[4], const uint4& vector) {
+    data[0] = vector.x;
+    data[1] = vector.y;
+    data[2] = vector.z;
+    data[3] = vector.w;
   }
 
   /// Polls until loaded words have arrived, and replaces them by the sentinel. All lanes get
@@ -170,17 +205,25 @@ class LogfmtRows {
       if (polls == 0) deadline = ptx::globaltimer() + group_.timeout_ns;
       __nanosleep(kPollNs);
       if (!are_written(data)) {
+        if constexpr (kVectors && words == kBase) {
+          set(data, ptx::ld_relaxed_sys_global(reinterpret_cast<uint4*>(from)));
+        } else {
 #pragma unroll
-        for (std::uint32_t k = 0; k < words; ++k)
-          data[k] = ptx::ld_relaxed_sys_global(from + k * place.stride);
+          for (std::uint32_t k = 0; k < words; ++k)
+            data[k] = ptx::ld_relaxed_sys_global(from + k * place.stride);
+        }
       }
       if (polls % 64 == 63 && !are_written(data))
         deadline = check_sum_wait(group_, epoch_, rank, deadline);
       came = __all_sync(kWarp, deadline != kWaitFailed) != 0;
     }
     if (place.used) {
+      if constexpr (kVectors && words == kBase) {
+        *reinterpret_cast<uint4*>(from) = sentinels();
+      } else {
 #pragma unroll
-      for (std::uint32_t k = 0; k < words; ++k) from[k * place.stride] = kSentinel;
+        for (std::uint32_t k = 0; k < words; ++k) from[k * place.stride] = kSentinel;
+      }
     }
     return came;
   }
@@ -194,29 +237,33 @@ class LogfmtRows {
 
   /// Takes the groups of rows from `first` on.
   __device__ bool look_at_groups(std::uint32_t piece, std::uint32_t first, Groups& groups) const {
-    const std::uint32_t i = first + me_ / kLogfmtPieceGroups,
-                        group = piece * kLogfmtPieceGroups + me_ % kLogfmtPieceGroups;
+    const std::uint32_t i = first + me_ / kPieceGroups,
+                        group = piece * kPieceGroups + me_ % kPieceGroups;
     const bool exists = i < count_ && (kWhole || group < row_.groups);
     std::uint32_t word[1];
     load(word, i, {row_.group(group), 0, exists});
     const bool came = complete(word, i, {row_.group(group), 0, exists});
-    const numeric::LogfmtGroup mine = logfmt_group(word[0]);
-    groups.levels = numeric::logfmt_levels(mine);
-    groups.cast = __ballot_sync(kWarp, (word[0] & kLogfmtCast) != 0);
-    const bool normal = !exists || groups.levels.log_min >= numeric::kLogfmtNormal;
-    groups.normal = __ballot_sync(kWarp, normal);
-    groups.nonzero = __ballot_sync(kWarp, !exists || (normal && groups.levels.nonzero));
+    if constexpr (kEncoding != CombineEncoding::log_fmt) {
+      groups.word = word[0];
+    } else {
+      const numeric::LogfmtGroup mine = logfmt_group(word[0]);
+      groups.levels = numeric::logfmt_levels(mine);
+      groups.cast = __ballot_sync(kWarp, (word[0] & kLogfmtCast) != 0);
+      const bool normal = !exists || groups.levels.log_min >= numeric::kLogfmtNormal;
+      groups.normal = __ballot_sync(kWarp, normal);
+      groups.nonzero = __ballot_sync(kWarp, !exists || (normal && groups.levels.nonzero));
+    }
     return came;
   }
 
   /// Adds a unit that is not cast, of which `bits` has the base.
-  __device__ bool add_raw(LogfmtUnitSum& sum, const LogfmtBits& bits, std::uint32_t i,
-                          const Place& place, float weight) const {
+  __device__ bool add_raw(UnitSum& sum, const LogfmtBits& bits, std::uint32_t i, const Place& place,
+                          float weight) const {
     std::uint32_t extension[kLogfmtExtension];
     load(extension, i, place);
     const bool came = complete(extension, i, place);
 #pragma unroll
-    for (std::uint32_t k = 0; k < kLogfmtUnit / 2; ++k) {
+    for (std::uint32_t k = 0; k < kRowUnit / 2; ++k) {
       const std::uint32_t pair = k < kLogfmtBase ? bits.words[k] : extension[k - kLogfmtBase];
       sum.add(2 * k, weight, __uint_as_float(pair << 16));
       sum.add(2 * k + 1, weight, __uint_as_float(pair & 0xffff'0000u));
@@ -224,7 +271,7 @@ class LogfmtRows {
     return came;
   }
 
-  __device__ void store(const LogfmtUnitSum& sum, std::uint32_t unit, std::uint32_t count,
+  __device__ void store(const UnitSum& sum, std::uint32_t unit, std::uint32_t count,
                         uint4* out) const {
 #pragma unroll
     for (std::uint32_t half = 0; half < 2; ++half) {
@@ -238,7 +285,7 @@ class LogfmtRows {
   const DeviceGroup& group_;
   const std::uint64_t epoch_;
   uint4* const rows_;
-  const LogfmtRow<kWhole> row_;
+  const CombineRow<kEncoding, kWhole> row_;
   const std::uint32_t me_;
   std::uint32_t count_;  ///< rows
   std::uint32_t ends_;   ///< rows that are the last of their rank
