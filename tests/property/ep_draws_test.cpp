@@ -119,6 +119,8 @@ TEST(EpDraws, LowLatencyReachesWhatIsAnnounced) {
         reached.add("scales " + std::to_string(static_cast<int>(call.scale_layout)), true);
         reached.add("exact", call.reduction == ep::Reduction::exact);
         reached.add("log_fmt", call.log_fmt);
+        reached.add("combine quantize " + std::to_string(static_cast<int>(call.combine_quantize)),
+                    true);
         if (call.log_fmt && call.reduction != ep::Reduction::exact)
           reached.add(call.early_weights || !call.defer_receive ? "log_fmt sums" : "log_fmt rows",
                       true);
@@ -130,10 +132,28 @@ TEST(EpDraws, LowLatencyReachesWhatIsAnnounced) {
     }
   }
   reached.expect_extremes(kShortestRow, kMostSlots);
-  reached.expect_forms({"two open", "quantize 0", "quantize 1", "quantize 2", "quantize 3",
-                        "quantize 4", "quantize 5", "scales 0", "scales 1", "scales 2", "scales 3",
-                        "exact", "log_fmt", "log_fmt sums", "log_fmt rows", "zero copy",
-                        "early weights", "int32 indices", "immediate"});
+  reached.expect_forms({"two open",
+                        "quantize 0",
+                        "quantize 1",
+                        "quantize 2",
+                        "quantize 3",
+                        "quantize 4",
+                        "quantize 5",
+                        "scales 0",
+                        "scales 1",
+                        "scales 2",
+                        "scales 3",
+                        "exact",
+                        "log_fmt",
+                        "log_fmt sums",
+                        "log_fmt rows",
+                        "combine quantize 0",
+                        "combine quantize 1",
+                        "combine quantize 4",
+                        "zero copy",
+                        "early weights",
+                        "int32 indices",
+                        "immediate"});
 }
 
 TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
@@ -160,6 +180,8 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
       low_latency.add("quantize " + std::to_string(static_cast<int>(form.quantize)), true);
       low_latency.add("exact", form.reduction == ep::Reduction::exact);
       low_latency.add("log_fmt", form.log_fmt);
+      low_latency.add("combine quantize " + std::to_string(static_cast<int>(form.combine_quantize)),
+                      true);
       low_latency.add("log_fmt sums without early weights",
                       form.log_fmt && form.reduction != ep::Reduction::exact &&
                           !form.early_weights && !form.defer_receive);
@@ -190,9 +212,10 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
                        "rank_major int32 indices",
                        "expert_major int32 indices"});
   low_latency.expect_extremes(8, kMostSlots);
-  low_latency.expect_forms({"quantize 0", "quantize 1", "quantize 2", "quantize 3", "quantize 4",
-                            "quantize 5", "exact", "log_fmt", "log_fmt sums without early weights",
-                            "early weights", "int32 indices"});
+  low_latency.expect_forms(
+      {"quantize 0", "quantize 1", "quantize 2", "quantize 3", "quantize 4", "quantize 5",
+       "combine quantize 0", "combine quantize 1", "combine quantize 4", "exact", "log_fmt",
+       "log_fmt sums without early weights", "early weights", "int32 indices"});
 }
 
 }  // namespace

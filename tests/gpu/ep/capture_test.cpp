@@ -377,18 +377,19 @@ INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuCaptureLowLatency, ::testing::Bool(),
                            return tested.param ? "deferred" : "immediate";
                          });
 
-TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
+TEST_P(EpGpuCaptureLowLatency, EncodedCombinesAndZeroCopy) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = low_latency_shape(3, 31);
   run_low_latency_group(c, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
     for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
       for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
-        for (const bool log_fmt : {true, false}) {
+        for (const int form : {0, 1, 2}) {
           GpuLowLatencyCall call{.quantize = quantize,
                                  .reduction = reduction,
-                                 .log_fmt = log_fmt,
-                                 .zero_copy = !log_fmt,
+                                 .log_fmt = form == 0,
+                                 .combine_quantize = form == 1 ? quantize : ep::Quantize::none,
+                                 .zero_copy = form == 2,
                                  .early_weights = quantize == ep::Quantize::fp8,
                                  .out = true,
                                  .launch = {.stream = stream},
@@ -398,8 +399,7 @@ TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
           call.launch = {};
           for (std::uint64_t i = 0; i < 4; ++i) {
             graph.replay(reseeded(c, 10 * i));
-            // Calls between replays share slots, combine rows and both zero-copy buffers with the
-            // graph.
+            // It shares slots, combine rows and both zero-copy buffers with the graph.
             if (i == 1) GpuLowLatencyRound(g, reseeded(c, 1000), call).run();
           }
           g.tensors.settle();

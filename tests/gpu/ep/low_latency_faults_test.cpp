@@ -348,13 +348,19 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
       topk_idx[i] = static_cast<std::int64_t>((i % 4) * 3 % 9 + i / 4 % 3);
     for (std::size_t t = 0; t < 4; ++t) topk_idx[t * 4 + 3] = -1;
     const PlainInputs in(group.tensors, c, topk_idx);
-    const ep::LowLatencyCombineOptions odds[] = {
-        {.log_fmt = odd}, {.reduction = odd ? Reduction::exact : Reduction::per_rank}};
-    for (const auto& options : odds) {
+    struct Odd {
+      ep::LowLatencyCombineOptions options;
+      const char* form;  ///< of the odd rank, which every message names
+    };
+    const Odd odds[] = {{{.log_fmt = odd}, "sends log_fmt "},
+                        {{.quantize = odd ? Quantize::fp8 : Quantize::none}, "sends fp8 "},
+                        {{.quantize = odd ? Quantize::mxfp8 : Quantize::fp8}, "sends mxfp8 "},
+                        {{.reduction = odd ? Reduction::exact : Reduction::per_rank}, "(exact)"}};
+    for (const auto& [options, form] : odds) {
       const auto got =
           group.group.low_latency_dispatch(in.x, in.topk, {.quantize = Quantize::none}).receive();
       group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle, options).receive();
-      EXPECT_EQ(code(), Code::mismatch);
+      expect_error(Code::mismatch, form, [&] { group.group.synchronize(); });
     }
     for (std::uint64_t i = 0; i < 3; ++i) Round(group, reseeded(c, i), {}).run();
     EXPECT_EQ(code(), std::nullopt);

@@ -21,6 +21,7 @@ using Round = GpuLowLatencyRound;
 struct CombineForm {
   Reduction reduction;
   bool log_fmt;
+  ep::Quantize quantize = ep::Quantize::none;
 };
 
 /// The other ranks mask a rank. That rank sends combine 3 after the others have sent combine 5 into
@@ -37,8 +38,10 @@ void expect_late_combine_rows_are_harmless(const CombineForm& form) {
       c,
       [&](GpuGroup& group) {
         World& world = group.world;
-        const GpuLowLatencyCall call{
-            .reduction = form.reduction, .log_fmt = form.log_fmt, .early_weights = true};
+        const GpuLowLatencyCall call{.reduction = form.reduction,
+                                     .log_fmt = form.log_fmt,
+                                     .combine_quantize = form.quantize,
+                                     .early_weights = true};
         for (std::uint64_t number = 1; number <= 2; ++number)
           Round(group, numbered(number), call).run();
         Round third(group, numbered(3), call);
@@ -95,6 +98,11 @@ TEST(EpGpuLowLatencyLate, SmallRowsOfAMaskedRankOverwriteNothing) {
 TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedRankOverwriteNothing) {
   SHOAL_SKIP_WITHOUT_GPU();
   expect_late_combine_rows_are_harmless({Reduction::per_rank, true});
+}
+
+TEST(EpGpuLowLatencyLate, SmallFp8RowsOfAMaskedRankOverwriteNothing) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  expect_late_combine_rows_are_harmless({Reduction::per_rank, false, ep::Quantize::fp8});
 }
 
 // Ranks that are late because they wait for another.
@@ -200,6 +208,7 @@ void expect_waits(const CombineForm& form, bool defer, Waits expected, bool earl
       group.group
           .low_latency_combine(got.x, in.topk, in.weights, got.handle,
                                {.log_fmt = form.log_fmt,
+                                .quantize = form.quantize,
                                 .reduction = form.reduction,
                                 .wait_ns = waited_back,
                                 .defer_receive = defer})
@@ -252,6 +261,13 @@ TEST_P(EpGpuLowLatencyWaits, SmallForLogFmtRowsAreCounted) {
   expect_waits({Reduction::exact, true}, GetParam(), Waits::counted);
 }
 
+TEST_P(EpGpuLowLatencyWaits, SmallForRowsInE4m3AreCounted) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::mxfp8})
+    for (const Reduction reduction : kReductions)
+      expect_waits({reduction, false, quantize}, GetParam(), Waits::counted);
+}
+
 TEST_P(EpGpuLowLatencyWaits, SmallForOtherRanksAreNotCounted) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const bool early_weights : {true, false})
@@ -289,9 +305,11 @@ void expect_silence_is_reported(const CombineForm& form, bool early_weights, boo
         if (group.me != kSilent) {
           try {
             group.group
-                .low_latency_combine(
-                    got.x, in.topk, in.weights, got.handle,
-                    {.log_fmt = form.log_fmt, .reduction = form.reduction, .defer_receive = defer})
+                .low_latency_combine(got.x, in.topk, in.weights, got.handle,
+                                     {.log_fmt = form.log_fmt,
+                                      .quantize = form.quantize,
+                                      .reduction = form.reduction,
+                                      .defer_receive = defer})
                 .receive();
             group.group.synchronize();
             ADD_FAILURE() << "did not time out";

@@ -118,6 +118,31 @@ TEST_P(EpGpuLowLatency, LogFmt) {
   }
 }
 
+TEST_P(EpGpuLowLatency, Float8Combines) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  for (const std::int64_t hidden : {16, 32, 144, 512, 672, 1024, 5120, 7168, 7712, 15360}) {
+    EpCase c = wide_case(ranks(), 9 + static_cast<std::uint64_t>(hidden));
+    c.hidden = hidden;
+    c.max_tokens = 12;
+    c.mixed_magnitudes = true;
+    run_low_latency_group(c, [&](GpuGroup& group) {
+      std::uint64_t seed = 0;
+      for (const Quantize quantize : {Quantize::fp8, Quantize::mxfp8})
+        for (const Reduction reduction : kReductions)
+          for (const bool early : {false, true}) {
+            if (quantize == Quantize::mxfp8 && hidden % 32 != 0) continue;
+            Round(group, reseeded(c, ++seed),
+                  {.reduction = reduction,
+                   .combine_quantize = quantize,
+                   .early_weights = early,
+                   .defer_receive = deferred()})
+                .run();
+          }
+      Round(group, c, {.defer_receive = deferred()}).run();
+    });
+  }
+}
+
 TEST(EpGpuLowLatencyMode, SmallRowsFrom16BytesOn) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden :

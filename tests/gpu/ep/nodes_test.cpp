@@ -117,7 +117,11 @@ TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
               GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true},
               GpuLowLatencyCall{.log_fmt = true},
               GpuLowLatencyCall{.log_fmt = true, .early_weights = true},
-              GpuLowLatencyCall{.log_fmt = true, .defer_receive = false}})
+              GpuLowLatencyCall{.log_fmt = true, .defer_receive = false},
+              GpuLowLatencyCall{.combine_quantize = ep::Quantize::fp8, .early_weights = true},
+              GpuLowLatencyCall{.reduction = ep::Reduction::exact,
+                                .combine_quantize = ep::Quantize::fp8},
+              GpuLowLatencyCall{.combine_quantize = ep::Quantize::mxfp8, .defer_receive = false}})
           GpuLowLatencyRound(owner, c, call).run();
       },
       DataType::bfloat16, GetParam().kernels);

@@ -109,19 +109,21 @@ SHOAL_PE_BODY(normal_mode) {
   run_pe(pe, false, run_normal_forms, DataType::float32);
 }
 
-/// Sums, rows and LogFMT rows, each with weights that travel early and late and with receives of
-/// both kinds; the other options vary.
+/// Sums, rows, LogFMT rows and rows in fp8, each with weights that travel early and late and with
+/// receives of both kinds; the other options vary.
 void run_low_latency_forms(GpuGroup& group, const EpCase& c) {
   constexpr Quantize kQuantize[] = {Quantize::none, Quantize::fp8, Quantize::fp8_ue8m0};
   for (int turn = 0; turn < 4; ++turn)
-    for (int form = 0; form < 3; ++form) {
-      const bool sums = form == 0, log_fmt = form == 2, even = turn == 0 || turn == 3;
+    for (int form = 0; form < 4; ++form) {
+      const bool sums = form == 0, log_fmt = form == 2, plain = form < 2,
+                 even = turn == 0 || turn == 3;
       GpuLowLatencyRound(
-          group, reseeded(c, static_cast<std::uint64_t>(turn * 3 + form)),
+          group, reseeded(c, static_cast<std::uint64_t>(turn * 4 + form)),
           {.quantize = kQuantize[(form + turn) % 3],
-           .reduction = sums || (log_fmt && even) ? Reduction::per_rank : Reduction::exact,
+           .reduction = sums || (!plain && even) ? Reduction::per_rank : Reduction::exact,
            .log_fmt = log_fmt,
-           .zero_copy = !log_fmt && sums == even,
+           .combine_quantize = form == 3 ? Quantize::fp8 : Quantize::none,
+           .zero_copy = plain && sums == even,
            .early_weights = turn % 2 == 1,
            .defer_receive = turn < 2})
           .run();

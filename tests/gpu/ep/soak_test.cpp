@@ -52,6 +52,8 @@ std::vector<GpuLowLatencyCall> low_latency_calls() {
           {.reduction = Reduction::exact, .log_fmt = true, .early_weights = true},
           {.quantize = Quantize::fp8, .zero_copy = true, .early_weights = true},
           {.quantize = Quantize::fp8_power_of_two, .log_fmt = true},
+          {.combine_quantize = Quantize::fp8, .early_weights = true},
+          {.reduction = Reduction::exact, .combine_quantize = Quantize::fp8},
           {.quantize = Quantize::fp8_ue8m0,
            .reduction = Reduction::exact,
            .early_weights = true,
