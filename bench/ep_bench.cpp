@@ -29,11 +29,18 @@ struct LowLatencyMode {
   ep::Reduction reduction;
   /// The experts write into the group's buffer; else combine copies their output there.
   bool zero_copy;
+  ep::Quantize combine = ep::Quantize::none;  ///< as which the rows of the combine travel
 
   std::string name() const {
-    return std::string(quantize == ep::Quantize::none ? "bf16" : "fp8") +
-           (reduction == ep::Reduction::exact ? " exact" : " per rank") +
-           (zero_copy ? "" : " staged");
+    const std::string name = std::string(quantize == ep::Quantize::none ? "bf16" : "fp8") +
+                             (reduction == ep::Reduction::exact ? " exact" : " per rank");
+    if (combine == ep::Quantize::mxfp8) return name + ", mxfp8 back";
+    if (combine == ep::Quantize::fp8) return name + ", fp8 back";
+    return name + (zero_copy ? "" : " staged");
+  }
+  double row_error() const {
+    return (quantize == ep::Quantize::none ? 0 : kQuantizedRowError) +
+           (combine == ep::Quantize::none ? 0 : kQuantizedRowError);
   }
 };
 
@@ -64,7 +71,8 @@ class EpBench {
     for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
       for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
         measure_low_latency({quantize, reduction, true});
-    measure_low_latency({ep::Quantize::none, ep::Reduction::per_rank, false});
+    for (const ep::Quantize combine : {ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::mxfp8})
+      measure_low_latency({ep::Quantize::none, ep::Reduction::per_rank, false, combine});
     return std::move(measurements_);
   }
 
@@ -312,14 +320,17 @@ class EpBench {
     check_low_latency(mode, "after the low-latency chain");
 
     const auto n = static_cast<double>(shape_.low_latency_iterations());
-    const bool plain = mode.quantize == ep::Quantize::none;
-    const double scales = plain ? 0 : static_cast<double>((shape_.hidden + 127) / 128 * 4);
-    const double row = static_cast<double>(shape_.hidden) * (plain ? 2 : 1) + scales;
+    const double row = row_bytes(mode.quantize), combined = row_bytes(mode.combine);
     add("low-latency dispatch " + mode.name(), times.dispatch / n, times.rows / n * row);
-    add("low-latency combine " + mode.name(), times.combine / n,
-        times.rows / n * static_cast<double>(shape_.row_bytes()));
-    add("low-latency pair " + mode.name(), total / n,
-        times.rows / n * (row + static_cast<double>(shape_.row_bytes())));
+    add("low-latency combine " + mode.name(), times.combine / n, times.rows / n * combined);
+    add("low-latency pair " + mode.name(), total / n, times.rows / n * (row + combined));
+  }
+
+  /// Bytes of a row as it travels; in fp8 and mxfp8 four bytes of scales for 128 channels.
+  double row_bytes(ep::Quantize quantize) const {
+    return static_cast<double>(quantize == ep::Quantize::none
+                                   ? static_cast<std::int64_t>(shape_.row_bytes())
+                                   : shape_.hidden + (shape_.hidden + 127) / 128 * 4);
   }
 
   PairTimes run_low_latency_chain(const LowLatencyMode& mode, std::int64_t pairs) {
@@ -353,6 +364,7 @@ class EpBench {
                            const LowLatencyMode& mode, const TensorView& expert_output) {
     ep::LowLatencyCombineOptions options;
     options.zero_copy = mode.zero_copy;
+    options.quantize = mode.combine;
     options.reduction = mode.reduction;
     options.out = output_for(batch);
     group_
@@ -373,11 +385,10 @@ class EpBench {
                                   row * expert_output.strides[1],
                               e * rows + row);
       combine_low_latency(batch, received, mode, expert_output);
-      check_output(
-          batch, output_.as<std::uint16_t>(), shape_,
-          ep::detail::combine_error(ep::detail::low_latency_levels(mode.reduction),
-                                    mode.quantize == ep::Quantize::none ? 0 : kQuantizedRowError),
-          when);
+      check_output(batch, output_.as<std::uint16_t>(), shape_,
+                   ep::detail::combine_error(ep::detail::low_latency_levels(mode.reduction),
+                                             mode.row_error()),
+                   when);
     }
   }
 

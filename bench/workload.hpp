@@ -68,8 +68,7 @@ void apply_experts(std::uint16_t* target, const std::uint16_t* x, const std::int
 void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t expert,
                   const Shape& shape);
 
-/// Relative error of rows that travel in e4m3 (or back in LogFMT, which is finer) and become
-/// bfloat16.
+/// Relative error of rows that travel in e4m3 (or in LogFMT, which is finer) and become bfloat16.
 inline constexpr double kQuantizedRowError = ep::detail::kE4m3Rounding + ep::detail::kBf16Rounding;
 /// The same in NVFP4, as a fraction of the largest of the 16 values that share a scale: half of the
 /// largest step of e2m1, for a scale that e4m3 has rounded.

@@ -2,11 +2,11 @@
 // low_latency.cpp: low-latency mode by number of tokens: dispatch in the formats of --format,
 // combine in BF16.
 //
-// Times per point: free-running chains of pairs, with expert outputs in bfloat16 and in LogFMT-10,
-// and of dispatches alone, plain and as replayed graphs; pairs with an event after each operation;
-// pairs with separate phases (the receive hook) and a pause between them in which the rows arrive,
-// so that the receive phase is timed without waiting, in both formats. Experts write to
-// next_combine_buffer, so nothing is staged; weights come with the combine. With SHOAL_NODE_SIZE
+// Times per point: free-running chains of pairs, with combine rows in bfloat16 and in each
+// encoding, and of dispatches alone, plain and as replayed graphs; pairs with an event after each
+// operation; pairs with separate phases (the receive hook) and a pause between them in which the
+// rows arrive, so that the receive phase is timed without waiting, in every encoding. Experts write
+// to next_combine_buffer, so nothing is staged; weights come with the combine. With SHOAL_NODE_SIZE
 // the PEs are on emulated nodes; SHOAL_EP_BETWEEN_NODES=staged sends through host memory, where
 // graphs and phases do not exist.
 #include <fmt/format.h>
@@ -23,6 +23,19 @@ namespace {
 /// Longer than any exchange at these sizes, so that all rows have arrived when the receive phase
 /// starts.
 constexpr std::int64_t kGapNanoseconds = 300'000;
+
+/// The encoding of combine rows.
+struct CombineFormat {
+  const char* name = "";
+  bool log_fmt = false;
+  ep::Quantize quantize = ep::Quantize::none;
+
+  bool quantized() const { return quantize != ep::Quantize::none; }
+  bool encodes() const { return log_fmt || quantized(); }
+};
+constexpr CombineFormat kCombineFormats[] = {{"log_fmt", true},
+                                             {"fp8 combine", false, ep::Quantize::fp8},
+                                             {"mxfp8 combine", false, ep::Quantize::mxfp8}};
 
 class LowLatencyBench {
  public:
@@ -51,12 +64,16 @@ class LowLatencyBench {
     if (staged()) return;
     deferred_ = true;  // only a deferred receive has a phase of its own
     time_phases("hook");
-    log_fmt_ = true;
-    time_phases("hook, log_fmt");
-    deferred_ = false;
-    check_experts("with log_fmt");
-    time_chain_of("log_fmt pair", [this](std::int64_t i) { pair(i); }, 0);
-    log_fmt_ = false;
+    for (const CombineFormat& combine : kCombineFormats) {
+      combine_ = combine;
+      deferred_ = true;
+      time_phases(fmt::format("hook, {}", combine.name).c_str());
+      deferred_ = false;
+      check_experts(fmt::format("with {}", combine.name).c_str());
+      time_chain_of(
+          fmt::format("{} pair", combine.name).c_str(), [this](std::int64_t i) { pair(i); }, 0);
+    }
+    combine_ = {};
     check_experts("after the chains");
   }
 
@@ -86,8 +103,9 @@ class LowLatencyBench {
   ep::PendingCombine send_combine(std::int64_t i, const ep::LowLatencyReceived& received,
                                   const TensorView& outputs) {
     ep::LowLatencyCombineOptions options;
-    options.zero_copy = !log_fmt_;
-    options.log_fmt = log_fmt_;
+    options.zero_copy = !combine_.encodes();
+    options.log_fmt = combine_.log_fmt;
+    options.quantize = combine_.quantize;
     options.out = output();
     options.defer_receive = deferred_;
     options.launch = launch();
@@ -217,8 +235,9 @@ class LowLatencyBench {
 
   bool nvfp4() const { return format_->quantize == ep::Quantize::nvfp4; }
   double row_error() const {
-    if (nvfp4()) return kNvfp4RowError;
-    return quantized() || log_fmt_ ? kQuantizedRowError : 0;
+    const double back = combine_.quantized() ? kQuantizedRowError : 0;
+    if (nvfp4()) return kNvfp4RowError + back;
+    return (quantized() || combine_.log_fmt ? kQuantizedRowError : 0) + back;
   }
 
   Peers& peers_;
@@ -229,7 +248,8 @@ class LowLatencyBench {
   ep::Group group_;
   const Tensor factors_, output_;
   std::vector<DeviceBatch> batches_;
-  bool deferred_ = false, log_fmt_ = false;
+  bool deferred_ = false;
+  CombineFormat combine_;
   std::int64_t tokens_ = 0;
   const RowFormat* format_ = kFormats;
   ep::ScaleLayout scale_layout_ = ep::ScaleLayout::automatic;
