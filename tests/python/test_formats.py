@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatched rows in every format, against float64 and ml_dtypes: codes and scales bit by bit, each
-layout of scales, the same in normal mode, and the errors that docs/guide/formats.md states."""
+layout of scales, the same in normal mode, and the errors that docs/guide/formats.md states, also of
+combines, with their bounds."""
 
 import re
 from pathlib import Path
@@ -180,3 +181,120 @@ def test_the_page_states_the_errors(settings):
         mean, largest = (float(cell) for cell in cells.split(" | "))
         got = errors(name, x, settings)
         assert got == pytest.approx((mean, largest), rel=0.05), (name, got)
+
+
+COMBINES = {
+    "bfloat16": ({}, 128, 0),
+    "fp8": ({"quantize": "fp8"}, 128, 1 / 28),
+    "mxfp8": ({"quantize": "mxfp8"}, 32, 1 / 16),
+}
+RANKS, EXPERTS, TOP_K = 2, 8, 4
+FACTORS = 0.25 + torch.arange(EXPERTS) / 7
+
+
+def choices(tokens):
+    random = torch.Generator().manual_seed(3)
+    indices = torch.argsort(torch.rand(tokens, EXPERTS, generator=random))[:, :TOP_K].contiguous()
+    return indices, torch.rand(tokens, TOP_K, generator=random)
+
+
+def combined(settings, x, **options):
+    """What each of two ranks gets back of x, from experts that multiply by FACTORS."""
+    indices, weights = choices(len(x))
+
+    def body(world):
+        group = shoal.ep.Group(
+            world.team,
+            hidden=x.shape[1],
+            top_k=TOP_K,
+            experts=EXPERTS,
+            low_latency_max_tokens=len(x),
+        )
+        got = group.low_latency_dispatch(x, indices, quantize="none").receive()
+        mine = FACTORS.view(RANKS, -1)[world.my_pe]
+        y = (got.x.float() * mine[:, None, None]).bfloat16()
+        sums = group.low_latency_combine(y, indices, weights, got.handle, **options).receive()
+        sums = sums.to(torch.float64).numpy()
+        group.close()
+        return sums
+
+    return shoal.run_threads(RANKS, body, settings)
+
+
+def combine_reference(x, group, exact):
+    """The sums in float64, and for each channel the sum of the largest magnitudes that the bound of
+    an error multiplies."""
+    indices, weights = choices(len(x))
+    rows = (x.float()[:, None] * FACTORS[indices][..., None]).bfloat16().to(torch.float64)
+    terms = rows * weights[..., None].to(torch.float64)
+    parts = [terms[:, k] for k in range(TOP_K)]
+    if not exact:
+        here = indices * RANKS // EXPERTS
+        parts = [(terms * (here == rank)[..., None]).sum(1) for rank in range(RANKS)]
+    largest = sum(
+        part.abs().view(len(x), -1, group).amax(-1).repeat_interleave(group, -1) for part in parts
+    )
+    return terms.sum(1).numpy(), largest.numpy()
+
+
+def combine_errors(name, x, settings, reduction="exact"):
+    """As errors(); and the largest error of a channel, of its bound."""
+    options, group, factor = COMBINES[name]
+    want, largest = combine_reference(x, group, reduction == "exact")
+    shares = []
+    for sums in combined(settings, x, reduction=reduction, defer_receive=False, **options):
+        error = np.abs(sums - want)
+        # A sum of a rank is rounded to bfloat16 before and after it is encoded, the result once.
+        # Sums are float32.
+        bound = (factor + 1e-6 + (reduction != "exact") * 2.1 * 2**-8) * largest
+        bound += 2**-8 * (np.abs(want) + bound)
+        shares.append(
+            (
+                100 * np.sqrt((error**2).mean() / (want**2).mean()),
+                100 * (error / np.abs(want).max(-1, keepdims=True)).max(),
+                (error / bound).max(),
+            )
+        )
+    return max(shares)
+
+
+@pytest.mark.parametrize("reduction", ["per_rank", "exact"])
+@pytest.mark.parametrize("name", ["bfloat16", "fp8", "mxfp8"])
+def test_errors_of_a_combine_are_within_their_bounds(name, reduction, settings):
+    x = activations()[5:]
+    x[::3] *= 4096  # beyond what e4m3 without scales holds
+    *_, share = combine_errors(name, x, settings, reduction)
+    assert 0.3 < share <= 1
+
+
+def test_the_page_states_the_errors_of_combines(settings):
+    x = activations()[5:]
+    row = r"^\| `?(\w+)`? \| \d+ \| [^|]* \| ([\d.]+) \| ([\d.]+) \|$"
+    stated = {name: cells for name, *cells in re.findall(row, PAGE.read_text(), re.M)}
+    assert set(stated) == set(COMBINES)
+    for name, cells in stated.items():
+        got = combine_errors(name, x, settings)[:2]
+        assert got == pytest.approx([float(cell) for cell in cells], rel=0.06), (name, got)
+
+
+@pytest.mark.parametrize("name", ["fp8", "mxfp8"])
+def test_nans_of_a_combine_stay_in_their_group(name, settings):
+    x = activations()[:5]
+    _, group, _ = COMBINES[name]
+    want = np.zeros(x.shape, bool)
+    for token, channel in ((2, 5), (3, 40)):
+        want[token, channel // group * group : (channel // group + 1) * group] = True
+    for sums in combined(settings, x, quantize=name):
+        np.testing.assert_array_equal(np.isnan(sums), want)
+        assert (sums[0] == 0).all()
+
+
+def test_combines_in_other_formats_are_refused(settings):
+    x = activations()[5:]
+    for options, text in (
+        ({"quantize": "nvfp4"}, "quantize is nvfp4; allowed for the rows of a combine"),
+        ({"quantize": "fp8", "log_fmt": True}, "both encode y on its way; choose one"),
+        ({"quantize": "e4m3"}, "quantize"),
+    ):
+        with pytest.raises((shoal.Error, ValueError), match=text):
+            combined(settings, x, **options)

@@ -121,6 +121,8 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
     const std::string_view name = text_of(key);
     if (name == "log_fmt")
       options.log_fmt = argument<bool>(kCall, name, value);
+    else if (name == "quantize")
+      options.quantize = quantize_from(kCall, value);
     else if (name == "zero_copy")
       options.zero_copy = argument<bool>(kCall, name, value);
     else if (name == "reduction")
@@ -287,7 +289,8 @@ void bind_calls(nb::class_<Group>& group) {
           nb::sig(
               "def low_latency_combine(self, y: A, topk_idx: shoal.typing.SupportsDLPack, "
               "topk_weights: shoal.typing.SupportsDLPack, handle: LowLatencyHandle, *, log_fmt: bool"
-              " = False, zero_copy: bool = False, reduction: str = 'automatic', out: "
+              " = False, quantize: str = 'none', zero_copy: bool = False, reduction: str = "
+              "'automatic', out: "
               "shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
               "wait_ns: shoal.typing.SupportsDLPack | None = None, defer_receive: bool = True, "
               "stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | None = None, "
@@ -297,7 +300,8 @@ void bind_calls(nb::class_<Group>& group) {
           "y: bfloat16 [max_local_experts, ranks * max tokens, hidden]. topk_weights: float32 [tokens, "
           "top_k] of this rank's tokens. log_fmt: rows travel with 10 bits per channel: the sum of "
           "each rank, or each expert output with reduction=\"exact\", or where the receive is "
-          "deferred and the dispatch had no weights. zero_copy: y lies in next_combine_buffer(). "
+          "deferred and the dispatch had no weights. quantize: the same rows travel in e4m3 with "
+          "scales instead: fp8 or mxfp8. zero_copy: y lies in next_combine_buffer(). "
           "reduction: per_rank (automatic) rounds the sum of each rank to bfloat16 first; exact "
           "rounds once. dtype=\"bfloat16\" names the type of y and out where the arrays cannot."_doc)
       .def(
