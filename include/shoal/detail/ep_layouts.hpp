@@ -60,8 +60,5 @@ struct AnyDispatched {
 /// True if a CUDA graph captures the stream. Any thread.
 [[nodiscard]] bool captures(const Group& group, Stream stream) noexcept;
 void unpack(Group& group, const AnyDispatched& received, const UnpackOptions& to);
-/// Group::expand right after an unpack on the same stream, of which it reads no result: its
-/// arguments are those that the dispatch brought. On a GPU the two run side by side.
-void expand_beside_unpack(Group& group, const ExpandOptions& options);
 
 }  // namespace shoal::ep::detail

@@ -202,10 +202,8 @@ struct UnpackOptions {
 /// The block of expert e starts at expert_ends[e - 1] (0 for the first one) and holds
 /// tokens_per_expert[e] rows in the order of x; padding follows up to expert_ends[e].
 struct ExpandOptions {
-  ConstTensorView x{};  ///< [rows, n]; rows a multiple of 16 bytes
-  /// int64 [rows, top_k]: local experts; -1: no copy. On GPUs rows may be strided, as those of
-  /// Dispatched::topk_idx are; those of weights too.
-  ConstTensorView topk_idx{};
+  ConstTensorView x{};         ///< [rows, n]; rows a multiple of 16 bytes
+  ConstTensorView topk_idx{};  ///< int64 [rows, top_k]: local experts; -1: no copy
   /// int32 [1], optional: the number of rows of x that have copies, from the first on
   /// (ReceivedCounts::rows).
   ConstTensorView rows{};

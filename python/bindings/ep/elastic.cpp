@@ -163,8 +163,7 @@ nb::tuple ElasticCalls::expand(const Dispatch& call, const Rows& rows, const Cal
   if (rows.scaled()) {
     const TensorView& scales = rows.scale_values.view;
     const std::int64_t columns = scales.shape[1];
-    if (!options.scales.defined())
-      options.scales = calls.view_of_new(sent.scales, scales.dtype, count, columns);
+    options.scales = calls.view_of_new(sent.scales, scales.dtype, count, columns);
     if (call.column_major) {
       out_scales = empty_column_major_(result, sent.scales);
       written = input(out_scales, "scales");

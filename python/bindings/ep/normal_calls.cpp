@@ -198,7 +198,7 @@ ep::Handle NormalCalls::dispatch_rows(const TensorView& rows, const ep::Routing&
 
 void NormalCalls::expand(const ep::ExpandOptions& options) {
   const nb::gil_scoped_release released;
-  ep::detail::expand_beside_unpack(group_, options);
+  group_.expand(options);
 }
 
 ep::ExpandOptions NormalCalls::expansion(const CallReceived& sent, const CallLayout& layout,
@@ -213,29 +213,12 @@ ep::ExpandOptions NormalCalls::expansion(const CallReceived& sent, const CallLay
   };
   ep::ExpandOptions options;
   options.x = view_of_new(sent.x, element, count, hidden_);
-  if (device_.kind == DeviceKind::host) {
-    options.topk_idx = view_of_new(topk_idx, DataType::int64, count, top_k_);
-    options.rows = counts(ranks_ - 1, 1);
-    options.tokens_per_expert = counts(ranks_, local_experts_);
-    options.expert_ends = counts(ranks_ + local_experts_, local_experts_);
-    if (!sent.topk_weights.is_none())
-      options.weights = view_of_new(sent.topk_weights, DataType::float32, count, top_k_);
-    return options;
-  }
-  // What this dispatch brought is read where it arrived, and its copies are made meanwhile.
-  const ep::detail::AnyDispatched& received = sent.received;
-  const bool is_new = received.topk_idx.defined();
-  const auto arrived = [&](const Tensor& here, const TensorView& before) {
-    return is_new ? TensorView(here) : before;
-  };
-  options.topk_idx =
-      arrived(received.topk_idx, view_of_new(topk_idx, DataType::int64, count, top_k_));
-  options.rows = arrived(received.row_count, counts(ranks_ - 1, 1));
-  options.tokens_per_expert = arrived(received.expert_counts, counts(ranks_, local_experts_));
-  options.expert_ends =
-      arrived(received.expert_ends, counts(ranks_ + local_experts_, local_experts_));
-  options.weights = received.topk_weights;
-  options.scales = received.scales;
+  options.topk_idx = view_of_new(topk_idx, DataType::int64, count, top_k_);
+  options.rows = counts(ranks_ - 1, 1);
+  options.tokens_per_expert = counts(ranks_, local_experts_);
+  options.expert_ends = counts(ranks_ + local_experts_, local_experts_);
+  if (!sent.topk_weights.is_none())
+    options.weights = view_of_new(sent.topk_weights, DataType::float32, count, top_k_);
   return options;
 }
 
@@ -356,11 +339,10 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
   result.topk_idx = std::move(side.topk_idx);
   result.topk_weights = std::move(side.topk_weights);
   const bool counted = counts == Counts::yes;
-  result.layout = {received.handle, std::move(side.layout), counted ? ranks_ : 0,
+  result.layout = {std::move(received.handle), std::move(side.layout), counted ? ranks_ : 0,
                    counted ? local_experts_ : 0, options.worst_case_rows};
   if (options.worst_case_rows == 0)
     result.tokens_per_expert = std::move(received.tokens_per_expert);
-  result.received = std::move(received);
   return result;
 }
 

@@ -65,7 +65,6 @@ struct CallLayout {
 /// The result of a dispatch; absent tensors are None. `x` keeps the group's memory.
 struct CallReceived {
   nb::object x, scales, topk_idx, topk_weights;
-  ep::detail::AnyDispatched received;  ///< where the group's memory has them; without x
   CallLayout layout;
   std::vector<std::int64_t> tokens_per_expert;
 };
@@ -134,10 +133,9 @@ class NormalCalls {
   /// A dispatch whose rows are not read, for its handle.
   ep::Handle dispatch_rows(const TensorView& rows, const ep::Routing& routing,
                            const ep::detail::AnyDispatchOptions& options);
-  /// Right after `send`, whose new tensors it does not read.
   void expand(const ep::ExpandOptions& options);
-  /// The rows, scales and counts to expand of what a dispatch brought. layout, topk_idx: those of
-  /// the first dispatch of this layout. element: the type as which elements are copied.
+  /// The rows and counts to expand of what a dispatch brought. layout, topk_idx: those of the first
+  /// dispatch of this layout. element: the type as which elements are copied.
   ep::ExpandOptions expansion(const CallReceived& sent, const CallLayout& layout,
                               nb::handle topk_idx, DataType element) const;
 

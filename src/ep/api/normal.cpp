@@ -72,14 +72,6 @@ Combined run_combine(GroupState& group, const ConstTensorView& y, const Handle& 
   });
 }
 
-void run_expand(GroupState& group, const ExpandOptions& options, bool beside_previous) {
-  refusable(group, CallKind::normal, [&] {
-    check_launch(group, "expand", options.launch);
-    check_expand(group, options);
-    group.backend->normal().expand(options, beside_previous);
-  });
-}
-
 GroupState& idle(const Group& group, const char* call) {
   return idle_group(state_of(group), call);
 }
@@ -205,10 +197,6 @@ std::future<AnyDispatched> dispatch_async(Group& group, const ConstTensorView& x
   });
 }
 
-void expand_beside_unpack(Group& group, const ExpandOptions& options) {
-  run_expand(idle(group, "expand"), options, true);
-}
-
 bool can_be_also_rank_major(const Group& group) {
   const auto& state = state_of(group);
   return state->backend->normal().kind == BackendKind::host && state->nodes.count == 1;
@@ -280,7 +268,12 @@ void Group::unpack(const ExpertMajorDispatched& received, const UnpackOptions& t
 }
 
 void Group::expand(const ExpandOptions& options) {
-  detail::run_expand(detail::idle_group(state_, "expand"), options, false);
+  detail::GroupState& group = detail::idle_group(state_, "expand");
+  detail::refusable(group, detail::CallKind::normal, [&] {
+    detail::check_launch(group, "expand", options.launch);
+    detail::check_expand(group, options);
+    group.backend->normal().expand(options);
+  });
 }
 
 Dispatched Group::dispatch(const ConstTensorView& x, const Routing& routing,

@@ -53,6 +53,7 @@ void check_row_address(const char* call, const char* name, const ConstTensorView
       call, name, rows.data, kRowAlignment);
 }
 
+/// Like check_tensor, but rows in GPU memory may be strided, as the weights of received rows are.
 void check_rows_of(const GroupState& group, const char* call, const char* name,
                    const ConstTensorView& tensor, std::initializer_list<std::int64_t> shape,
                    std::initializer_list<DataType> dtypes) {

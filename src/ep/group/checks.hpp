@@ -15,10 +15,6 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
                   std::initializer_list<DataType> dtypes);
 
 /// Requires rows in GPU memory to start at a multiple of 16 bytes (aligned_rows.hpp).
-/// Like check_tensor, but rows in GPU memory may be strided, as those that travelled are.
-void check_rows_of(const GroupState& group, const char* call, const char* name,
-                   const ConstTensorView& tensor, std::initializer_list<std::int64_t> shape,
-                   std::initializer_list<DataType> dtypes);
 void check_row_address(const char* call, const char* name, const ConstTensorView& rows);
 
 /// The arrays of a route of so many tokens.

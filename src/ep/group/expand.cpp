@@ -10,8 +10,8 @@ namespace {
 constexpr const char* kCall = "expand";
 constexpr std::size_t kUnit = 16;  // rows are copied in such units
 
-void check_rows(const GroupState& group, const char* name, const ConstTensorView& tensor,
-                std::int64_t rows, std::int64_t columns, DataType dtype) {
+void check_rows_of(const GroupState& group, const char* name, const ConstTensorView& tensor,
+                   std::int64_t rows, std::int64_t columns, DataType dtype) {
   check_tensor(group, kCall, name, tensor, {rows, columns}, {dtype});
   check_row_address(kCall, name, tensor);
 }
@@ -47,15 +47,15 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
       x.rank == 2 && out.rank == 2, Code::invalid_argument,
       "SHOAL-N570: expand: ExpandOptions.x is {}, out {}; both must have two dimensions",
       [&] { return x.describe(); }, [&] { return out.describe(); });
-  check_rows(group, "ExpandOptions.x", x, x.shape[0], x.shape[1], x.dtype);
-  check_rows(group, "ExpandOptions.out", out, out.shape[0], x.shape[1], x.dtype);
+  check_rows_of(group, "ExpandOptions.x", x, x.shape[0], x.shape[1], x.dtype);
+  check_rows_of(group, "ExpandOptions.out", out, out.shape[0], x.shape[1], x.dtype);
   const std::size_t row_bytes = static_cast<std::size_t>(x.shape[1]) * size_of(x.dtype);
   require(row_bytes % kUnit == 0 && row_bytes > 0, Code::invalid_argument,
           "SHOAL-N580: expand: rows of {} bytes; allowed: multiples of {}", row_bytes, kUnit);
   const std::int64_t rows = x.shape[0], copies = out.shape[0], top_k = shape.top_k,
                      experts = shape.experts_of(group.me);
-  check_rows_of(group, kCall, "ExpandOptions.topk_idx", options.topk_idx, {rows, top_k},
-                {DataType::int64});
+  check_tensor(group, kCall, "ExpandOptions.topk_idx", options.topk_idx, {rows, top_k},
+               {DataType::int64});
   check_tensor(group, kCall, "ExpandOptions.topk_rows", options.topk_rows, {rows, top_k},
                {DataType::int32});
   check_tensor(group, kCall, "ExpandOptions.tokens_per_expert", options.tokens_per_expert,
@@ -71,8 +71,8 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
       options.weights.defined() == options.out_weights.defined(), Code::invalid_argument,
       "SHOAL-N582: expand: ExpandOptions.weights and out_weights are given together or not at all");
   if (options.weights.defined()) {
-    check_rows_of(group, kCall, "ExpandOptions.weights", options.weights, {rows, top_k},
-                  {DataType::float32});
+    check_tensor(group, kCall, "ExpandOptions.weights", options.weights, {rows, top_k},
+                 {DataType::float32});
     check_tensor(group, kCall, "ExpandOptions.out_weights", options.out_weights, {copies},
                  {DataType::float32});
   }

@@ -80,8 +80,7 @@ struct NormalMode : Mode {
   virtual Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) = 0;
   virtual AnyDispatched dispatch(const DispatchCall& call) = 0;
   virtual void unpack(const AnyDispatched& received, const UnpackOptions& to) = 0;
-  /// beside_previous: as expand_beside_unpack; otherwise after all that the stream has.
-  virtual void expand(const ExpandOptions& options, bool beside_previous) = 0;
+  virtual void expand(const ExpandOptions& options) = 0;
   virtual Combined combine(const ConstTensorView& y, const HandleState& handle,
                            const CombineOptions& options) = 0;
 };

@@ -36,9 +36,7 @@ class Normal final : public detail::NormalMode {
   Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) override;
   detail::AnyDispatched dispatch(const detail::DispatchCall& call) override;
   void unpack(const detail::AnyDispatched& received, const UnpackOptions& to) override;
-  void expand(const ExpandOptions& options, bool /*beside_previous*/) override {
-    host::expand(group_, options);
-  }
+  void expand(const ExpandOptions& options) override { host::expand(group_, options); }
   Combined combine(const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& options) override;
 

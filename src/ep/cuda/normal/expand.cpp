@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "base/check.hpp"
 #include "ep/cuda/normal/device/kernels.cuh"
 #include "shoal/ep/normal.hpp"
 
 namespace shoal::ep::cuda {
 
-NormalExpand expand_parameters(const ExpandOptions& options, bool beside_previous) {
-  const std::int64_t most =
-      (std::int64_t{1} << 31) / std::max<std::int64_t>(2, options.topk_idx.shape[1]);
+NormalExpand expand_parameters(const ExpandOptions& options) {
+  constexpr std::int64_t kMost = 1 << 30;
   /// Shared memory that a kernel has without asking, in experts.
   constexpr std::int64_t kMostExperts = (48 << 10) / sizeof(std::int32_t);
   const ConstTensorView &x = options.x, &scales = options.scales;
   const TensorView& out_scales = options.out_scales;
   const std::int64_t experts = options.expert_ends.shape[0];
-  require(x.shape[0] < most && options.out.shape[0] < most && experts <= kMostExperts,
+  require(x.shape[0] < kMost && options.out.shape[0] < kMost && experts <= kMostExperts,
           Code::unsupported,
           "SHOAL-N555: expand: {} rows to {} rows of {} experts; on GPUs fewer than {} rows and at "
           "most {} experts",
-          x.shape[0], options.out.shape[0], experts, most, kMostExperts);
+          x.shape[0], options.out.shape[0], experts, kMost, kMostExperts);
   NormalExpand params{};
   params.x = x.as<std::byte>();
   params.out = options.out.as<std::byte>();
@@ -34,10 +31,7 @@ NormalExpand expand_parameters(const ExpandOptions& options, bool beside_previou
   params.expert_ends = options.expert_ends.as<std::int32_t>();
   params.topk_rows = options.topk_rows.as<std::int32_t>();
   params.block_ends = options.block_ends.as<std::int32_t>();
-  params.topk_idx_stride = options.topk_idx.strides[0];
-  params.by_top_k = Divisor(static_cast<std::uint32_t>(params.top_k));
   params.weights = options.weights.as<float>();
-  params.weight_stride = options.weights.defined() ? options.weights.strides[0] : 0;
   params.out_weights = options.out_weights.as<float>();
   if (scales.defined() && scales.shape[1] > 0) {
     params.scales = scales.as<std::uint32_t>();
@@ -48,7 +42,6 @@ NormalExpand expand_parameters(const ExpandOptions& options, bool beside_previou
     params.scale_count = static_cast<std::int32_t>(scales.shape[1]);
   }
   params.numbered = options.numbered ? 1 : 0;
-  params.beside_previous = beside_previous ? 1 : 0;
   params.zero_padding = options.zero_padding ? 1 : 0;
   return params;
 }

@@ -4,9 +4,8 @@
 // Moves: each row is read once and written for each of its slots with an expert here, 2 KiB a warp
 // and step; weights and scales likewise. A block takes consecutive rows. To number their slots, it
 // first counts those of all rows before its own, from the second-level cache, so that blocks do not
-// wait for each other: 8 bytes a slot, little compared with the rows. The first rows are read
-// meanwhile. Waits for nothing and publishes nothing: it follows the dispatch on the stream, or
-// runs beside the unpack that follows it.
+// wait for each other: 8 bytes a slot, little compared with the rows. Waits for nothing and
+// publishes nothing: it follows the dispatch on the stream.
 //
 // The shared memory holds the next row of each expert.
 #include "ep/cuda/device/group.cuh"
@@ -35,11 +34,7 @@ __device__ std::int32_t copy_of_slot(const NormalExpand& params, std::int64_t ro
 
 /// The expert of index `i`, or -1.
 __device__ std::int32_t expert_of(const NormalExpand& params, std::int64_t i, std::int64_t end) {
-  std::int64_t expert = -1;
-  if (i < end) {
-    const std::uint32_t row = params.by_top_k.quotient(static_cast<std::uint32_t>(i));
-    expert = params.topk_idx[i + row * (params.topk_idx_stride - params.top_k)];
-  }
+  const std::int64_t expert = i < end ? params.topk_idx[i] : -1;
   return expert >= 0 && expert < params.experts ? static_cast<std::int32_t>(expert) : -1;
 }
 
@@ -81,26 +76,18 @@ __device__ void number_slots(const NormalExpand& params, std::int64_t first, std
   }
 }
 
-/// What a warp copies in a step: kStep vectors of a row from vector `first` on.
-struct Step {
-  std::int64_t row;
-  std::uint32_t first;
-};
-
-__device__ void load_part(const NormalExpand& params, Step step, uint4* parts) {
-  const auto* const from = reinterpret_cast<const uint4*>(params.x) + step.row * params.row_vectors;
+/// One warp copies kStep vectors of a row from vector `first` on, and with the first ones weights
+/// and scales. Lane k has the copy of top-k slot k, or -1.
+__device__ void copy_part(const NormalExpand& params, std::int64_t row, std::uint32_t first,
+                          std::int32_t row_of_slot) {
+  const std::uint32_t slots = __ballot_sync(~0u, row_of_slot >= 0);
+  if (slots == 0) return;
+  const auto* const from = reinterpret_cast<const uint4*>(params.x) + row * params.row_vectors;
+  uint4 parts[kParts];
 #pragma unroll
   for (std::uint32_t j = 0; j < kParts; ++j)
-    if (const std::uint32_t v = step.first + 32 * j + lane_id(); v < params.row_vectors)
+    if (const std::uint32_t v = first + 32 * j + lane_id(); v < params.row_vectors)
       parts[j] = __ldcs(from + v);
-}
-
-/// One warp stores a part for each slot, and with the first one weights and scales. Lane k has the
-/// copy of top-k slot k, or -1.
-__device__ void store_part(const NormalExpand& params, Step step, const uint4* parts,
-                           std::int32_t row_of_slot) {
-  const auto [row, first] = step;
-  const std::uint32_t slots = __ballot_sync(~0u, row_of_slot >= 0);
   for (std::uint32_t left = slots; left != 0; left &= left - 1) {
     const std::int64_t to = __shfl_sync(~0u, row_of_slot, __ffs(left) - 1);
     auto* const out = reinterpret_cast<uint4*>(params.out) + to * params.row_vectors;
@@ -114,7 +101,7 @@ __device__ void store_part(const NormalExpand& params, Step step, const uint4* p
           params.scales[row * params.scale_stride + s];
   }
   if (first == 0 && params.weights != nullptr && row_of_slot >= 0)
-    params.out_weights[row_of_slot] = params.weights[row * params.weight_stride + lane_id()];
+    params.out_weights[row_of_slot] = params.weights[row * params.top_k + lane_id()];
 }
 
 /// One warp clears a row without a token.
@@ -146,7 +133,7 @@ __device__ void clear_padding(const NormalExpand& params) {
 __global__ void __launch_bounds__(kThreads, 1)
     expand_kernel(const __grid_constant__ NormalExpand params) {
   auto* const next = reinterpret_cast<std::int32_t*>(ptx::dynamic_shared());
-  if (params.beside_previous == 0) ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
   const std::int64_t all = params.rows;
@@ -154,14 +141,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       params.row_count == nullptr ? all : min(all, std::int64_t{max(*params.row_count, 0)});
   const std::int64_t share = (rows + gridDim.x - 1) / gridDim.x;
   const std::int64_t first = min(blockIdx.x * share, rows), end = min(first + share, rows);
-  const std::uint32_t steps = (params.row_vectors + kStep - 1) / kStep;
-  const std::int64_t all_steps = (end - first) * steps;
-  const auto step_of = [&](std::int64_t i) {
-    return Step{first + i / steps, static_cast<std::uint32_t>(i % steps) * kStep};
-  };
-  // The first rows come while their slots are numbered.
-  uint4 parts[kParts];
-  if (warp < all_steps) load_part(params, step_of(warp), parts);
   if (params.numbered == 0) {
     count_before(params, first * params.top_k, next);
     if (warp == 0) number_slots(params, first * params.top_k, end * params.top_k, next);
@@ -174,14 +153,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (blockIdx.x == 0 && params.block_ends != nullptr)
     for (std::int32_t e = threadIdx.x; e < params.experts; e += kThreads)
       params.block_ends[e] = start_of(params, e) + params.expert_counts[e];
-  for (std::int64_t i = warp; i < all_steps; i += kWarps) {
-    const Step step = step_of(i);
-    if (i != warp) load_part(params, step, parts);
-    store_part(params, step, parts, copy_of_slot(params, step.row));
+  const std::uint32_t steps = (params.row_vectors + kStep - 1) / kStep;
+  for (std::int64_t i = warp; i < (end - first) * steps; i += kWarps) {
+    const std::int64_t row = first + i / steps;
+    const auto step = static_cast<std::uint32_t>(i % steps);
+    copy_part(params, row, step * kStep, copy_of_slot(params, row));
   }
   if (params.out_weights != nullptr || params.zero_padding != 0) clear_padding(params);
-  // The kernel after this one expects the end of both.
-  if (params.beside_previous != 0) ptx::griddepcontrol_wait();
 }
 
 }  // namespace

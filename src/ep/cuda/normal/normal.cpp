@@ -247,10 +247,9 @@ void Normal::unpack(const detail::AnyDispatched& received, const UnpackOptions& 
   group_.end(to.launch, on);
 }
 
-void Normal::expand(const ExpandOptions& options, bool beside_previous) {
+void Normal::expand(const ExpandOptions& options) {
   cudaStream_t on = group_.begin(options.launch);
-  launch_expand(expand_parameters(options, beside_previous && limits_.overlap_launches),
-                limits_.multiprocessors, limits_.overlap_launches, on);
+  launch_expand(expand_parameters(options), limits_.multiprocessors, limits_.overlap_launches, on);
   group_.end(options.launch, on);
 }
 

@@ -55,7 +55,7 @@ class Normal final : public detail::NormalMode {
   void open();
   Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) override;
   void unpack(const detail::AnyDispatched& received, const UnpackOptions& to) override;
-  void expand(const ExpandOptions& options, bool beside_previous) override;
+  void expand(const ExpandOptions& options) override;
   detail::AnyDispatched dispatch(const detail::DispatchCall& call) override;
   Combined combine(const ConstTensorView& y, const detail::HandleState& state,
                    const CombineOptions& options) override;

@@ -38,7 +38,7 @@ class StagedNormal final : public detail::NormalMode {
   Routing route(const ConstTensorView& topk_idx, const RouteOptions& options) override;
   detail::AnyDispatched dispatch(const detail::DispatchCall& given) override;
   void unpack(const detail::AnyDispatched& received, const UnpackOptions& to) override;
-  void expand(const ExpandOptions& options, bool beside_previous) override;
+  void expand(const ExpandOptions& options) override;
   Combined combine(const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& given) override;
 
@@ -142,10 +142,10 @@ void StagedNormal::unpack(const detail::AnyDispatched& received, const UnpackOpt
   call.finish();
 }
 
-void StagedNormal::expand(const ExpandOptions& options, bool /*beside_previous*/) {
+void StagedNormal::expand(const ExpandOptions& options) {
   const StagedCall call(staging_, options.launch);
-  launch_expand(expand_parameters(options, false),
-                staging_.group.world->memory().cuda()->multiprocessors, false, call.stream());
+  launch_expand(expand_parameters(options), staging_.group.world->memory().cuda()->multiprocessors,
+                false, call.stream());
   call.finish();
 }
 

@@ -180,20 +180,15 @@ struct NormalExpand {
   const std::int32_t *row_count, *expert_counts, *expert_ends;
   std::int32_t *topk_rows, *block_ends;
   const float* weights;
-  std::int64_t topk_idx_stride, weight_stride;  ///< in elements
-  Divisor by_top_k;
   float* out_weights;
   const std::uint32_t* scales;
   std::uint32_t* out_scales;
   std::int64_t scale_stride, out_scale_stride, out_scale_step;  ///< in elements
   std::int32_t scale_count;
   std::uint32_t numbered, zero_padding;  ///< 0 or 1
-  /// 1: nothing that the kernel before this one on the stream writes is read here, and what is read
-  /// was complete when that one started. The two then run side by side.
-  std::uint32_t beside_previous;
 };
 /// Throws Error{unsupported} for more rows than a kernel counts.
-NormalExpand expand_parameters(const ExpandOptions& options, bool beside_previous);
+NormalExpand expand_parameters(const ExpandOptions& options);
 
 /// Expert output of this rank that other ranks do not reach (combine_staging.cuh).
 struct CombineStaging {
