@@ -32,6 +32,7 @@ ep::LowLatencyCombineOptions low_latency_combine_options(
     const shoal_ep_low_latency_combine_options* given, const char* call) {
   const shoal_ep_low_latency_combine_options defaults = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_low_latency_combine_options", given, defaults);
+  check_reserved("shoal_ep_low_latency_combine_options", c.reserved);
   return {
       .log_fmt = c.log_fmt != 0,
       .quantize = enumeration(c.quantize, ep::Quantize::nvfp4, call,

@@ -104,6 +104,19 @@ def check_rows_by_expert_and_by_rank_agree(world):
         assert torch.equal(with_room, without)
 
 
+def check_gradients_wider_than_the_rows(world):
+    """Rows of bfloat16 would fit where their gradients of float32 do not; all go to rank 0."""
+    group = shoal.ep.Group(world.team, **OPTIONS | {"max_tokens": 14, "live_results": 3})
+    x, idx, weights = batch(group.team.my_pe, tokens=14)
+    x = x.bfloat16().requires_grad_()
+    idx[:] = torch.tensor([1, -1, 0])
+    received = shoal.torch.dispatch(group, x, idx, weights, expert_major=True)
+    out = shoal.torch.combine(group, received.x.float(), received)
+    close(out, 2 * x.float())
+    out.sum().backward()
+    close(x.grad.float(), torch.full_like(x, 2, dtype=torch.float32))
+
+
 def check_rows_of_many_layers_are_kept(world):
     """More layers wait for backward than results have room in the group's memory."""
     group = shoal.ep.Group(world.team, **OPTIONS | {"live_results": 3})

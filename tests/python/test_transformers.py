@@ -20,6 +20,7 @@ from transformers_models import (
     compare_generation,
     compare_parameters,
     compare_training,
+    config_of,
     folder_of_models,
     spread,
     token_ids,
@@ -31,9 +32,11 @@ from transformers_models import (
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import transformers
 from torch_ranks import add_tests, run_checks
 
 import shoal
+from shoal.integrations.experts import SortedExperts
 from shoal.integrations.ranks import ranks_of
 from shoal.integrations.transformers import decode, parallelize
 
@@ -263,6 +266,30 @@ def test_exception_ends_the_other_ranks(tmp_path):
     assert all(rank.returncode == 1 for rank in ranks), errors
     assert "PE 1: ValueError: bad loss" in errors[0]
     assert "did PE 1 skip backward()?" in errors[0]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss"])
+def test_products_on_sorted_rows_are_those_of_transformers(family):
+    model = transformers.AutoModelForCausalLM.from_config(config_of(family))
+    module = next(one for one in model.modules() if hasattr(one, "has_gate"))
+    module.config._experts_implementation = "grouped_mm"
+    torch.manual_seed(3)
+    counts = torch.randint(0, 4, (module.num_experts,))
+    hidden = torch.randn(int(counts.sum()), model.config.hidden_size, requires_grad=True)
+    weights = torch.rand(len(hidden))
+    ids = torch.arange(module.num_experts).repeat_interleave(counts).unsqueeze(1)
+    experts = SortedExperts(module.forward)
+    assert experts._grouped()
+    results = []
+    for out in (experts(hidden, counts, weights), module(hidden, ids, weights.unsqueeze(1))):
+        hidden.grad = None
+        out.square().sum().backward()
+        results.append((out, hidden.grad))
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    module.config._experts_implementation = "eager"
+    assert not experts._grouped()
+    assert not SortedExperts(lambda rows, ids, weights: rows)._grouped()
 
 
 add_tests(globals(), lambda: run_checks(4, __name__))

@@ -55,6 +55,9 @@ struct AnyDispatched {
                                                         Future after = {});
 /// True if a plain dispatch finds room for its result where no CUDA graph writes. Any thread.
 [[nodiscard]] bool has_room_beside_graphs(const Group& group);
+/// True if the memory of normal mode has room for one more result of any size, whatever becomes of
+/// those that are held. Any thread.
+[[nodiscard]] bool has_room_for_another(const Group& group);
 /// True for groups in host memory of one node.
 [[nodiscard]] bool can_be_also_rank_major(const Group& group);
 /// True if a CUDA graph captures the stream. Any thread.

@@ -433,8 +433,7 @@ bool NormalCalls::send_by_expert(const TensorView& rows, nb::handle routing,
     layout.rows = received.handle.result_rows();
   }
   if (options.weights.defined()) weights = copy(received.topk_weights, -1, float32_);
-  // The largest result finds room beside all others but one.
-  const bool stays = held() + 1 < group_.options().live_results;
+  const bool stays = ep::detail::has_room_for_another(group_);
   x = take_x(received, options.launch.stream, stays ? Place::held : Place::copied);
   return true;
 }

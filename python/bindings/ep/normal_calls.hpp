@@ -75,7 +75,7 @@ struct CallReceived {
 struct ExpertMajorLayout {
   CallLayout layout;     ///< rank-major
   ep::Handle by_expert;  ///< valid where rows travel once per expert
-  nb::object topk_idx;   ///< int64 [received rows, top_k]: local experts, or -1
+  nb::object topk_idx;   ///< int64 [received rows, top_k]: local experts, or -1; not by_expert
   nb::object topk_rows;  ///< int32 [received rows, top_k]: expert-major rows, or -1
   std::vector<std::int64_t> tokens_per_expert;
   std::int64_t rows = 0;  ///< expert-major

@@ -97,8 +97,8 @@ void bind_general(nb::class_<NormalCalls>& calls) {
            nb::arg("layout"), nb::arg("weights").none(), nb::arg("stream"),
            nb::sig("def dispatch_expert_major(self, x: typing.Any, layout: CallRouting | "
                    "ExpertMajorLayout, weights: typing.Any, stream: int) -> tuple"),
-           "A dispatch and a copy of each row for each of its experts here: (rows, their weights "
-           "or None, layout)."_doc)
+           "A dispatch of a row for each expert of a token: (rows, their weights or None, "
+           "layout)."_doc)
       .def("combine_expert_major", &NormalCalls::combine_expert_major, nb::arg("y"),
            nb::arg("layout"), nb::arg("weights").none(), nb::arg("stream"),
            nb::sig("def combine_expert_major(self, y: typing.Any, layout: ExpertMajorLayout, "

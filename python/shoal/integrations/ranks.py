@@ -138,7 +138,7 @@ class Ranks:
             "dtype": str(_DTYPES[call.dtype]).removeprefix("torch."),
             limit: capacity,
         }
-        if not low_latency and not self.on_gpu:
+        if not low_latency and not self.on_gpu and self.world.pes_per_node == self.world.n_pes:
             options |= self._room_by_expert(call, capacity)
         group = ep.Group(self.team, **options)
         self._groups[key] = capacity, group
@@ -148,14 +148,15 @@ class Ranks:
         """Room for the rows of every layer until backward, one for each expert of a token.
 
         Rows then stay where they arrive. They are memory of the heap, which is taken on use, up to
-        a quarter of its addresses; what does not fit is copied to torch's memory.
+        a quarter of the addresses that are free; what does not fit is copied to torch's memory.
         """
         ranks = self.world.n_pes
         experts_here = -(-call.experts // ranks)
         mean = tokens * min(call.top_k, experts_here * ranks) / ranks
         room = {"max_tokens": max(tokens, int(_SPREAD * mean))}
         result = room["max_tokens"] * ranks * call.hidden * _DTYPES[call.dtype].itemsize
-        most = (self.world.heap_size // (4 * result) + 1) // 2  # n results take 2 n - 1 times one
+        free = self.world.heap_size - self.world.heap_used
+        most = free // (4 * result) // 2  # n results take 2 n - 1 times one, staging one more
         room["live_results"] = min(self._layers + 2, most)
         return room if most > 2 else {}
 

@@ -28,7 +28,7 @@ static constexpr Message kGroupRows[] = {
     {508,
      "The gate on GPUs keeps all logits of a token in one block, and gives each expert that a token "
      "selects a lane of a warp, which limits both numbers.",
-     "Compute the gate on the host for so many experts."},
+     "Compute the gate on the host for so many experts or so large a top-k."},
     {510, "The group was closed, or its world was, before this call.",
      "Keep the group open until its last call; create a new one in a new world."},
     {511,

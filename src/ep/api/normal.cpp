@@ -197,6 +197,11 @@ std::future<AnyDispatched> dispatch_async(Group& group, const ConstTensorView& x
   });
 }
 
+bool has_room_for_another(const Group& group) {
+  const auto& state = state_of(group);
+  return state->arena.regions() < static_cast<std::size_t>(state->shape.live_results);
+}
+
 bool can_be_also_rank_major(const Group& group) {
   const auto& state = state_of(group);
   return state->backend->normal().kind == BackendKind::host && state->nodes.count == 1;

@@ -2,13 +2,10 @@
 // expand: copies each received row to the rows of its experts.
 //
 // Reads each row once and writes it once per expert here. Nothing waits.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "base/align.hpp"
 #include "base/check.hpp"
 #include "ep/host/normal/normal.hpp"
 
@@ -27,17 +24,6 @@ void check_numbers(const ExpandOptions& options, std::int64_t slots) {
         "{}, the rows of out",
         i / top_k, i % top_k, copy, copies - 1);
   }
-}
-
-/// Asks for huge pages, which a large array that the allocator has just mapped gets on its first
-/// touch: with small ones, the copies take a third of their time for page faults.
-void prefer_huge_pages(const TensorView& array) {
-  constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  const std::size_t first = align_up(reinterpret_cast<std::uintptr_t>(array.data), kHugePage);
-  const std::size_t end =
-      (reinterpret_cast<std::uintptr_t>(array.data) + array.bytes()) / kHugePage * kHugePage;
-  if (end > first + kHugePage)
-    (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 
 /// Numbers the rows of `out` in the order of experts, then of received rows.
@@ -127,7 +113,6 @@ void expand(HostGroup& group, const ExpandOptions& options) {
           : options.x.shape[0];
   if (options.numbered) check_numbers(options, rows * top_k);
   number_rows(options, rows * top_k);
-  prefer_huge_pages(options.out);
   // The rows that are read compete for the cache with those that are written.
   const std::size_t bytes = options.x.bytes() + options.out.bytes();
   Copies copies(options, choose_store(bytes, group.state.shape.ranks, last_level_cache_bytes()));

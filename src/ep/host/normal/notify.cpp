@@ -154,10 +154,15 @@ ReceiveLayout layout_of(const DispatchCall& call, std::int64_t rows, std::int64_
 /// beforehand.
 std::int64_t exact_rows(const HostGroup& group, const DispatchCall& call) {
   if (call.expert_alignment() == 0) return group.state.shape.max_received();
+  const Shape& shape = group.state.shape;
   return detail::rows_that_fit(
-      group.state.shape.max_expert_major_rows(call.expert_alignment()), group.layout.largest_result,
+      shape.max_expert_major_rows(call.expert_alignment()), group.layout.largest_result,
       [&](std::int64_t rows) {
-        return layout_of(call, rows, group.state.shape.max_received()).total;
+        const std::size_t total = layout_of(call, rows, shape.max_received()).total;
+        // Gradients of the same rows may be wider.
+        return call.options.also_rank_major
+                   ? total + rows * (shape.max_row_bytes - call.row_bytes())
+                   : total;
       });
 }
 
