@@ -152,8 +152,10 @@ struct LowLatencyCombineOptions {
   /// the row's largest magnitude in the channels that share the scale, for fp8 at least 1e-4, for
   /// mxfp8 at least 2^-118; c is 1/28 for fp8 and 1/16 for mxfp8.
   ///
-  ///     shoal::ep::LowLatencyCombineOptions options{.quantize = shoal::ep::Quantize::fp8};
-  ///     auto sums = group.low_latency_combine(y, topk_idx, weights, handle, options).receive();
+  ///     auto arrived = group.low_latency_dispatch(x, topk_idx).receive();
+  ///     auto sent = group.low_latency_combine(y, topk_idx, topk_weights, arrived.handle,
+  ///                                           {.quantize = shoal::ep::Quantize::fp8});
+  ///     shoal::Tensor sums = sent.receive();
   Quantize quantize = Quantize::none;
   /// y lies in Group::next_combine_buffer, so it need not be copied. Not with log_fmt or quantize.
   bool zero_copy = false;
