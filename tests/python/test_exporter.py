@@ -16,7 +16,7 @@ import urllib.request
 
 import numpy
 import pytest
-from test_observe import PES, own_records, pairs
+from test_observe import PES, own_records, pairs, worlds
 from waits import wait_for
 
 import shoal
@@ -137,7 +137,7 @@ def test_metrics_for_prometheus(samples):
 
 def test_metrics_count_operations_that_failed(options):
     """PE 1 does not call."""
-    seen = {}
+    seen, others = {}, worlds()
     released = threading.Event()
 
     def body(world):
@@ -147,7 +147,7 @@ def test_metrics_count_operations_that_failed(options):
         if world.my_pe == 1:
             assert released.wait(30)
             return
-        seen["world"] = own_records(2)[0]["world"]
+        seen["world"] = own_records(2, others)[0]["world"]
         try:
             with pytest.raises(shoal.TimeoutError):
                 group.dispatch(
