@@ -105,7 +105,8 @@ shoal_status shoal_ep_size_hint(const shoal_ep_group_options* options, int32_t r
     check_fillable(call, "shoal_ep_sizes", sizes);
     const shoal::ep::SizeHint hint =
         shoal::ep::size_hint(group_options(options, call), ranks, heap_kind(heap, call));
-    fill_struct(sizes, {sizeof *sizes, hint.control, hint.normal, hint.low_latency, hint.total()});
+    fill_struct(sizes, {sizeof *sizes, hint.control, hint.normal, hint.low_latency, hint.total(),
+                        hint.results});
   });
 }
 

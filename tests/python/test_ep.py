@@ -389,6 +389,9 @@ def test_size_hints_add_up():
         and hint["low_latency"] == 0
     )
     assert shoal.ep.size_hint(8, heap="cuda", combine_staging=False, **options)["total"] < 1.2e9
+    low_latency = {"hidden": 7168, "top_k": 8, "experts": 256, "low_latency_max_tokens": 128}
+    assert hint["results"] == 0 == shoal.ep.size_hint(2, **low_latency)["results"]
+    assert 4.8e8 < shoal.ep.size_hint(2, heap="cuda", **low_latency)["results"] < 4.9e8
     assert shoal.ep.low_latency_size_hint(128, 7168, 8, 256) > 2 * 128 * 7168 * 8
 
 

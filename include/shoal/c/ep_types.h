@@ -232,6 +232,7 @@ typedef struct shoal_ep_sizes {
   uint64_t normal;
   uint64_t low_latency;
   uint64_t total;
+  uint64_t results;  ///< on GPUs, outside the heap and not in total: low-latency results
 } shoal_ep_sizes;
 
 /// Counters since the group was made; times in nanoseconds (ep::Statistics). On GPUs rows_sent and

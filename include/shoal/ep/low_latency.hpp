@@ -88,7 +88,9 @@ struct LowLatencyDispatchOptions {
 };
 
 /// The rows that a rank received. Rows 0 to counts[e] - 1 of expert e are valid. The memory belongs
-/// to the group: the receive after next overwrites it.
+/// to the group: the receive after next overwrites it. On GPUs the next one may overwrite x and
+/// scales if no tensor of them is held when its dispatch is called; work that reads them must be
+/// ordered before that call (Launch).
 struct LowLatencyReceived {
   /// float8_e4m3 or, without quantization, bfloat16 [L, R * T, hidden]; with nvfp4 uint8
   /// [L, R * T, hidden / 2], two channels in a byte, the first one in the lower half.
@@ -122,6 +124,9 @@ class PendingDispatch {
   /// Error{timeout} naming the rank that is late (with mask_failed, continues without it), and
   /// Error{mismatch} when ranks passed different options.
   [[nodiscard]] LowLatencyReceived receive();
+  /// What receive() will return, so that a program can pass it on before: its rows are valid after
+  /// receive(). Until receive(), on GPUs; nullptr where a result is made when it is received.
+  [[nodiscard]] const LowLatencyReceived* result() const noexcept;
 
  private:
   friend struct shoal::detail::Access;

@@ -86,11 +86,16 @@ struct GroupOptions {
 /// Bytes of the symmetric heap that a group takes on each rank, by part.
 ///
 /// On the host they are address space; the system provides a page when it is first used. On GPUs
-/// they are memory.
+/// they are memory, which the driver gives in steps of 2 MiB, and to a group's low-latency results
+/// in steps of 32 MiB.
 struct SizeHint {
   std::size_t control = 0;      ///< signals and counts
   std::size_t normal = 0;       ///< receive area and staging of normal mode
   std::size_t low_latency = 0;  ///< slots and combine buffers of low-latency mode
+  /// On GPUs, outside the heap and not in total(): what low-latency results take at their first use
+  /// or in a warm-up. Results in bfloat16 that are held while the next one is made take as much
+  /// again.
+  std::size_t results = 0;
   [[nodiscard]] std::size_t total() const noexcept { return control + normal + low_latency; }
 };
 

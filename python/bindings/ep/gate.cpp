@@ -34,6 +34,7 @@ nb::dict size_hint(std::int32_t ranks, const nb::kwargs& given) {
   parts["normal"] = hint.normal;
   parts["low_latency"] = hint.low_latency;
   parts["total"] = hint.total();
+  parts["results"] = hint.results;
   return parts;
 }
 
@@ -97,7 +98,7 @@ void bind_gate(nb::module_& module) {
           "datetime.timedelta = 0.0, threads: int = 0, combine_staging: bool = True, "
           "chunk_bytes: int = 0, chunks_in_flight: int = 0) -> dict[str, int]"),
       "Bytes of the heap that a group of `ranks` ranks with Group's options takes on each of "
-      "them: control, normal, low_latency and total."_doc);
+      "them: control, normal, low_latency and total. results: bytes outside the heap, on GPUs."_doc);
   module.def("low_latency_size_hint", &low_latency_size_hint, nb::arg("max_tokens"),
              nb::arg("hidden"), nb::arg("ranks"), nb::arg("experts"), nb::arg("top_k") = 8,
              nb::arg("heap") = "host",

@@ -191,7 +191,7 @@ void bind_received(nb::module_& module) {
       module, "LowLatencyReceived", nb::is_generic(),
       nb::sig("class LowLatencyReceived(typing.Generic[A_co])"),
       "The result of a low-latency dispatch. The second receive after this one overwrites its "
-      "arrays."_doc);
+      "arrays; on GPUs the next one may, once x and scales are released."_doc);
   refuse_numpy(received, "its x, scales or counts");
   received
       .def("__repr__",

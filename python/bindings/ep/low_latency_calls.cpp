@@ -86,9 +86,9 @@ LowLatencyCalls::Sent LowLatencyCalls::send_rows(const nb::object& group, const 
     const nb::gil_scoped_release released;
     sent.pending = of.group().low_latency_dispatch(rows, indices, options);
   }
-  const LowLatencyGroup::Arrays& arrays = of.next_arrays(options.quantize);
+  LowLatencyGroup::Arrays arrays = of.arrays_of(sent.pending, options.quantize);
   sent.x = arrays.x;
-  return {nb::cast(std::move(sent)), &arrays};
+  return {nb::cast(std::move(sent)), std::move(arrays)};
 }
 
 nb::object LowLatencyCalls::send(const Dispatch& call, nb::object& hook) const {
@@ -132,8 +132,8 @@ nb::object LowLatencyCalls::send(const Dispatch& call, nb::object& hook) const {
   const Sent sent = send_rows(group, rows, indices, options, std::move(kept));
   nb::list steps;  // of the receive
   steps.append(sent.call);
-  const nb::object handle = handle_of(handle_type_, *sent.arrays, sent.call);
-  nb::object results = nb::make_tuple(sent.arrays->rows, sent.arrays->counts);
+  const nb::object handle = handle_of(handle_type_, sent.arrays, sent.call);
+  nb::object results = nb::make_tuple(sent.arrays.rows, sent.arrays.counts);
   if (weighted) {
     // A second dispatch with the same routing, whose rows therefore have the same places.
     const nb::object words = pack_weights_(call.topk_idx, call.weights);
@@ -149,7 +149,7 @@ nb::object LowLatencyCalls::send(const Dispatch& call, nb::object& hook) const {
     const Sent second =
         send_rows(group_for({more.shape[1], shape.top_k, shape.experts, shape.max_tokens}), more,
                   indices, plain, std::move(kept_words));
-    const nb::object made = unpack_weights_(second.arrays->rows, shape.top_k);
+    const nb::object made = unpack_weights_(second.arrays.rows, shape.top_k);
     results = results + nb::make_tuple(made[0], made[1]);
     steps.append(second.call);
     steps.append(made[2]);

@@ -58,7 +58,7 @@ class LowLatencyCalls {
   };
   struct Sent {
     nb::object call;  ///< SentDispatch
-    const LowLatencyGroup::Arrays* arrays;
+    LowLatencyGroup::Arrays arrays;
   };
 
   /// `work`, in the profiler range `kernel`, and in that of its receive where there is a hook.

@@ -3,6 +3,8 @@
 
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "../docs.hpp"
 #include "../world/symmetric_array.hpp"
 #include "shoal/world.hpp"
@@ -36,16 +38,25 @@ LowLatencyGroup::LowLatencyGroup(nb::handle_t<Group> group, const nb::object& fr
       group_(&nb::cast<Group&>(group).group),
       options_(group_->options()),
       local_experts_(group_->max_local_experts()),
-      rows_(group_->team().size() * options_.low_latency_max_tokens) {
+      rows_(group_->team().size() * options_.low_latency_max_tokens),
+      stream_(reinterpret_cast<Stream>(stream)) {
   constexpr std::int64_t kChannels = 64;  // of which all forms take multiples
-  for (std::size_t form = 0; form < kForms; ++form)
-    for (Arrays& arrays : arrays_[form]) {
+  for (std::size_t form = 0; form < kForms && !known_; ++form)
+    for (Arrays& arrays : in_turn_[form]) {
       if (form != 0 && options_.hidden % kChannels != 0) continue;
-      arrays = receive_empty(form, reinterpret_cast<Stream>(stream));
+      ep::PendingDispatch pending = send_empty(form);
+      known_ = pending.result() != nullptr;
+      ep::LowLatencyReceived received;
+      {
+        const nb::gil_scoped_release released;
+        received = pending.receive();
+      }
+      if (known_) break;
+      arrays = make_arrays(received, form);
     }
 }
 
-LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, Stream stream) {
+ep::PendingDispatch LowLatencyGroup::send_empty(std::size_t form) {
   const auto nothing = [&](DataType dtype, std::int64_t columns) {
     TensorView view(nullptr, dtype, {0, columns});
     view.device = group_->team().world().heap().device();
@@ -53,27 +64,32 @@ LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, Stream 
   };
   ep::LowLatencyDispatchOptions options;
   options.quantize = python::kForms[form];
-  options.launch.stream = stream;
+  options.launch.stream = stream_;
   ++sent_;
-  ep::LowLatencyReceived received;
-  {
-    const nb::gil_scoped_release released;
-    received = group_
-                   ->low_latency_dispatch(nothing(DataType::bfloat16, options_.hidden),
-                                          nothing(DataType::int64, options_.top_k), options)
-                   .receive();
-  }
-  const void* const x = received.x.data;
-  const bool scaled = received.scales.has_value();
-  const auto tensor = [&](Tensor& of) {
-    return nb::object(
-        from_dlpack_(nb::cast<Group&>(owner_).result(nullptr, std::move(of), stream).get()));
-  };
-  Arrays arrays{tensor(received.x), tensor(received.counts), {}, x};
-  if (options.quantize == ep::Quantize::nvfp4)
-    arrays.rows = nvfp4_rows(arrays.rows, tensor(*received.scales));
-  else if (scaled)
-    arrays.rows = nb::make_tuple(arrays.rows, tensor(*received.scales));
+  const nb::gil_scoped_release released;
+  return group_->low_latency_dispatch(nothing(DataType::bfloat16, options_.hidden),
+                                      nothing(DataType::int64, options_.top_k), options);
+}
+
+/// Without an order of streams: only a receive fills the tensor.
+nb::object LowLatencyGroup::tensor(Tensor of) const {
+  const Group& owner = nb::cast<Group&>(owner_);
+  return from_dlpack_(output(keep_heap(std::move(of), owner.keeper), kReady));
+}
+
+nb::object LowLatencyGroup::rows_of(const ep::LowLatencyReceived& received,
+                                    std::size_t form) const {
+  const nb::object x = tensor(received.x);
+  if (!received.scales) return x;
+  const nb::object scales = tensor(*received.scales);
+  if (python::kForms[form] == ep::Quantize::nvfp4) return nvfp4_rows(x, scales);
+  return nb::make_tuple(x, scales);
+}
+
+LowLatencyGroup::Arrays LowLatencyGroup::make_arrays(const ep::LowLatencyReceived& received,
+                                                     std::size_t form) const {
+  Arrays arrays{
+      rows_of(received, form), tensor(received.counts), {}, received.x.data, received.counts.data};
   // The tuple that a handle is made of, in a tuple of arguments.
   arrays.entries = nb::make_tuple(
       nb::make_tuple(tensor(received.source_token), tensor(received.layout),
@@ -81,8 +97,27 @@ LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, Stream 
   return arrays;
 }
 
-const LowLatencyGroup::Arrays& LowLatencyGroup::next_arrays(ep::Quantize quantize) {
-  return arrays_[form_of(quantize)][sent_++ & 1];
+LowLatencyGroup::Arrays LowLatencyGroup::arrays_of(const ep::PendingDispatch& pending,
+                                                   ep::Quantize quantize) {
+  const std::size_t form = form_of(quantize), parity = sent_++ & 1;
+  if (!known_) return in_turn_[form][parity];
+  const ep::LowLatencyReceived& result = *pending.result();
+  const bool lasts = quantize != ep::Quantize::none;  // the tensors of its rows
+  last_rows_ = lasts ? result.x : Tensor();
+  std::vector<Arrays>& seen = seen_[form];
+  const auto found = std::ranges::find_if(seen, [&](const Arrays& arrays) {
+    return arrays.counts_at == result.counts.data && (!lasts || arrays.x == result.x.data);
+  });
+  if (found == seen.end()) {
+    const Arrays made = make_arrays(result, form);
+    seen.push_back(made);
+    if (!lasts) seen.back().rows = {};
+    return made;
+  }
+  Arrays arrays = *found;
+  if (!lasts) arrays.rows = rows_of(result, form);
+  arrays.x = result.x.data;
+  return arrays;
 }
 
 nb::object LowLatencyGroup::next_combine_buffer() {
@@ -97,7 +132,9 @@ nb::object LowLatencyGroup::next_combine_buffer() {
 }
 
 void LowLatencyGroup::close() {
-  arrays_ = {};
+  in_turn_ = {};
+  seen_ = {};
+  last_rows_ = {};
   Group& owner = nb::cast<Group&>(owner_);
   const nb::gil_scoped_release released;
   owner.close();
@@ -113,7 +150,7 @@ void SentDispatch::receive() {
   pending = {};
   kept = {};
   native_assert(result.x.data == x,
-                "low_latency_dispatch: the result lies outside the two sets of receive arrays");
+                "low_latency_dispatch: the result lies outside the arrays that were returned");
 }
 
 void SentCombine::receive() {

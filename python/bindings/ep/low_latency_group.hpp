@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // ep/low_latency_group.hpp: low-latency groups of deep_ep, whose results have known addresses.
 //
-// DeepEP returns the tensors of a low-latency dispatch with the send, and the hook fills them. A
-// group has two sets of receive arrays for each form of rows, used in turn and fixed for its life.
-// Two empty dispatches of each form therefore give the addresses of all later results.
+// DeepEP returns the tensors of a low-latency dispatch with the send, and the hook fills them. On
+// GPUs a pending dispatch knows its result. Elsewhere a group has two sets of receive arrays for
+// each form of rows, used in turn and fixed for its life: two empty dispatches of each form give the
+// addresses of all later results.
+//
+// A tensor takes the host microseconds to make, so there is one for each address. Rows in bfloat16
+// on GPUs have a new one each time: their memory serves the next result once it is released.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -53,6 +57,7 @@ class LowLatencyGroup {
     nb::object counts;        ///< int32 [local experts]
     nb::object entries;       ///< of DeepEP's handle
     const void* x = nullptr;  ///< address of the rows
+    const void* counts_at = nullptr;
   };
 
   /// Collective. from_dlpack: torch's. stream: the current one, 0 on the host.
@@ -65,8 +70,8 @@ class LowLatencyGroup {
   std::int64_t local_experts() const { return local_experts_; }
   std::int64_t rows() const { return rows_; }  ///< of each local expert in a result
 
-  /// The arrays of the next dispatch. Counts dispatches.
-  const Arrays& next_arrays(ep::Quantize quantize);
+  /// The arrays of a dispatch that was sent. Counts dispatches.
+  Arrays arrays_of(const ep::PendingDispatch& pending, ep::Quantize quantize);
   /// The memory from which the next combine sends without a copy: a tensor.
   nb::object next_combine_buffer();
   /// Its view; undefined where a combine has used it.
@@ -76,14 +81,24 @@ class LowLatencyGroup {
   void close();
 
  private:
-  Arrays receive_empty(std::size_t form, Stream stream);
+  /// A dispatch without tokens.
+  ep::PendingDispatch send_empty(std::size_t form);
+  nb::object tensor(Tensor of) const;
+  nb::object rows_of(const ep::LowLatencyReceived& received, std::size_t form) const;
+  Arrays make_arrays(const ep::LowLatencyReceived& received, std::size_t form) const;
 
   nb::object owner_, from_dlpack_;
   ep::Group* group_;  ///< which owner_ keeps
   ep::GroupOptions options_;
   std::int64_t local_experts_, rows_;
-  std::array<std::array<Arrays, 2>, kForms> arrays_;
-  std::size_t sent_ = 0;  ///< dispatches; the parity selects the set of receive arrays
+  Stream stream_;
+  std::size_t sent_ = 0;  ///< dispatches
+  /// Where results do not say it before they are received: those of even and odd dispatches.
+  std::array<std::array<Arrays, 2>, kForms> in_turn_;
+  bool known_ = false;  ///< pending dispatches know their results
+  /// Those seen, by the addresses of rows and counts.
+  std::array<std::vector<Arrays>, kForms> seen_;
+  Tensor last_rows_;  ///< of the last dispatch in another form: the next result lies elsewhere
   TensorView combine_buffer_;
 };
 

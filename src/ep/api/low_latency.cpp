@@ -142,6 +142,10 @@ PendingDispatch Group::low_latency_dispatch(const ConstTensorView& x,
   });
 }
 
+const LowLatencyReceived* PendingDispatch::result() const noexcept {
+  return state_ != nullptr && !state_->received && state_->result ? &*state_->result : nullptr;
+}
+
 bool PendingDispatch::ready() const {
   return detail::group_of(state_, "ready", "low-latency dispatch")
       .backend->low_latency()

@@ -2,6 +2,7 @@
 #include "base/check.hpp"
 #include "ep/cuda/layout/device_layout.hpp"
 #include "ep/cuda/layout/rail_layout.hpp"
+#include "ep/cuda/layout/result_layout.hpp"
 #include "ep/host/group/layout.hpp"
 #include "shoal/settings.hpp"
 
@@ -27,7 +28,8 @@ SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind h
       rails = rail.end - rail.start;
     }
     return {layout.control_end, layout.normal_end - layout.control_end + rails,
-            layout.total - layout.normal_end};
+            layout.total - layout.normal_end,
+            options.low_latency_max_tokens > 0 ? detail::first_result_bytes(shape) : 0};
   }
   const host::GroupLayout layout(shape);
   return {layout.control_end, layout.normal_end - layout.control_end,

@@ -66,6 +66,7 @@ void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency,
   const Tensor x = on_device(device, DataType::bfloat16, {tokens, options.hidden}, nullptr);
   const Tensor weights = on_device(device, DataType::float32, {tokens, options.top_k}, nullptr);
   low_latency.preload();
+  const TensorView y = low_latency.memory_of_results();
   std::vector<Tensor> sums;  // live until the stream has ended
   for (const Quantize quantize : {Quantize::none, Quantize::fp8})
     for (int half = 0; half < 2; ++half) {
@@ -73,11 +74,9 @@ void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency,
       LowLatencyDispatchOptions dispatch{.quantize = quantize, .launch = launch};
       if (half == 1) dispatch.weights = weights;
       const LowLatencyReceived received = group.low_latency_dispatch(x, topk, dispatch).receive();
-      const TensorView y = group.next_combine_buffer();
-      sums.push_back(group
-                         .low_latency_combine(y, topk, weights, received.handle,
-                                              {.zero_copy = true, .launch = launch})
-                         .receive());
+      sums.push_back(
+          group.low_latency_combine(y, topk, weights, received.handle, {.launch = launch})
+              .receive());
     }
   device.synchronize();
 }

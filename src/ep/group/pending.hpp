@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ep/group/state.hpp"
@@ -21,6 +22,8 @@ struct PendingDispatchState {
   std::chrono::steady_clock::time_point sent_at = std::chrono::steady_clock::now();
   bool received = false;
   bool dropped = false;  ///< by the caller; its options name no memory and no stream then
+  /// PendingDispatch::result.
+  std::optional<LowLatencyReceived> result;
 };
 
 struct PendingCombineState {

@@ -83,6 +83,35 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
       expect_sends_do_not_wait({.log_fmt = true, .early_weights = early}, masks);
 }
 
+/// The memory of a result serves the next one unless a tensor of its rows is held.
+TEST(EpGpuLowLatencyMode, SmallResultsThatAreHeldKeepTheirRows) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = wide_case(2, 33);
+  for (const bool defer : kDeferrals)
+    for (const Quantize quantize : {Quantize::none, Quantize::fp8})
+      run_low_latency_group(c, [&](GpuGroup& group) {
+        const GpuLowLatencyCall call{.quantize = quantize, .defer_receive = defer};
+        Round first(group, c, call), second(group, reseeded(c, 5), call);
+        ep::PendingDispatch pending = first.send();
+        ASSERT_NE(pending.result(), nullptr);
+        const void* const place = pending.result()->x.data;
+        ep::LowLatencyReceived held = pending.receive();
+        EXPECT_EQ(held.x.data, place);
+        EXPECT_EQ(pending.result(), nullptr);
+        const ep::LowLatencyReceived next = second.send().receive();
+        EXPECT_NE(next.x.data, place);
+        first.check(held);
+        second.check(next);
+        first.poison(held);
+        held = {};
+        EXPECT_EQ(first.send().receive().x.data, place);
+        // Released at once: BF16 has the same place again, and FP8 the two places in turn.
+        const bool again = first.send().receive().x.data == place;
+        EXPECT_EQ(again, quantize == Quantize::none);
+        second.check(next);
+      });
+}
+
 /// Ranks need not agree on defer_receive: those that defer send a row for each expert output, the
 /// others sums.
 TEST(EpGpuLowLatencyMode, SmallOnlySomeRanksDefer) {

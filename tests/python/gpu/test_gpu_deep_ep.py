@@ -52,6 +52,33 @@ def test_received_rows_are_read_on_another_stream(copied, monkeypatch):
     assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 
 
+def test_released_rows_serve_the_next_low_latency_dispatch():
+    """One place of BF16 rows is enough for layers that release theirs, views included, and held
+    rows keep what they have, whatever comes next."""
+
+    def body(buffer, comm):
+        x, topk_ids, _ = make_inputs(comm.Get_rank(), N, 9)
+
+        def dispatch(rows, use_fp8, hooks):
+            recv, _, _, _, hook = buffer.low_latency_dispatch(
+                rows, topk_ids, N, E, use_fp8=use_fp8, return_recv_hook=hooks
+            )
+            hook() if hooks else None
+            return recv[0] if use_fp8 else recv
+
+        places = {dispatch(x, False, i % 2 == 0).data_ptr() for i in range(4)}
+        assert len(places) == 1
+        for hooks in (False, True):
+            for first, second in ((False, False), (False, True), (True, False), (True, True)):
+                held = dispatch(x, first, hooks).flatten(0, 1).view(torch.uint8)
+                before = held.clone()
+                dispatch(2 * x, second, hooks)
+                assert torch.equal(held, before)
+        return True
+
+    assert all(with_buffer(2, body, **low_latency(2)))
+
+
 def test_profilers_find_the_kernels():
     """Profiling by the names of DeepEP's test programs, in both forms of low-latency calls and
     in normal mode."""

@@ -3,12 +3,15 @@
 // @traits one_thread
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "checks/ep/case.hpp"
 #include "ep/cuda/layout/device_layout.hpp"
 #include "ep/cuda/layout/rail_layout.hpp"
+#include "ep/cuda/layout/result_memory.hpp"
 #include "ep/plan/arena.hpp"
 #include "ep/plan/row_format.hpp"
 #include "shoal/error.hpp"
@@ -163,6 +166,89 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
   const std::size_t row = 7168 * 2 + SideRecord(56 * 4, 8).bytes;
   const SizeHint one = changed([](auto& o) { o.live_results = 1, o.combine_staging = false; });
   EXPECT_NEAR(static_cast<double>(one.normal), static_cast<double>(8 * 4096 * row), 64.0 * 1024);
+}
+
+// Two results in FP8, or one in bfloat16.
+TEST(EpDeviceLayout, LowLatencyOf128TokensFitsInto530Megabytes) {
+  GroupOptions options = test::deepseek_options();
+  options.max_tokens = 0;
+  const SizeHint hint = size_hint(options, 2, DeviceKind::cuda);
+  EXPECT_LE(hint.total() + hint.results, 530'000'000U);
+  EXPECT_GE(hint.results, 2 * 256 * 128 * std::size_t{7168});
+  EXPECT_EQ(size_hint(options, 2, DeviceKind::host).results, 0U);
+  options.low_latency_max_tokens = 0;
+  options.max_tokens = 128;
+  EXPECT_EQ(size_hint(options, 2, DeviceKind::cuda).results, 0U);
+}
+
+/// Blocks of memory that a ResultMemory took, in order.
+struct Taken {
+  std::vector<std::size_t> bytes;
+  std::shared_ptr<void> operator()(std::size_t size) {
+    bytes.push_back(size);
+    return std::make_unique<std::byte[]>(size);
+  }
+};
+
+TEST(EpResultMemory, OneInBfloat16OrTwoInOthersUntilOneIsHeld) {
+  GroupOptions options = test::deepseek_options();
+  options.hidden = 256, options.experts = 4;
+  const detail::ResultSizes sizes(detail::make_shape(options, 2));
+  Taken taken;
+  cuda::ResultMemory memory(sizes, std::ref(taken));
+  const void* const one = memory.take(true).get();
+  EXPECT_EQ(memory.take(true).get(), one);  // released, so it lies there again
+  std::shared_ptr<void> first = memory.take(false), second = memory.take(false);
+  const auto* const start = static_cast<const std::byte*>(one);
+  EXPECT_EQ(first.get(), start);
+  EXPECT_EQ(second.get(), start + sizes.narrow);
+  first.reset();
+  second.reset();
+  EXPECT_EQ(memory.take(false).get(), start);  // in turn, also when both are released
+  EXPECT_EQ(memory.take(false).get(), start + sizes.narrow);
+  EXPECT_EQ(taken.bytes, std::vector{sizes.first()});
+
+  first = memory.take(true);
+  second = memory.take(true);
+  EXPECT_NE(second.get(), one);
+  EXPECT_EQ(taken.bytes, (std::vector{sizes.first(), sizes.second()}));
+  const std::shared_ptr<void> third = memory.take(true);  // over the one before the last
+  EXPECT_EQ(third.get(), one);
+  EXPECT_EQ(memory.take(false).get(), second.get()) << "over the last one";
+}
+
+// Results of both kinds in any order: none lies where the one before it is held, and the blocks do
+// not become more.
+TEST(EpResultMemory, KeepsTheLastResultAndWhatIsHeld) {
+  test::Draws draws(7);
+  for (const std::int64_t hidden : {64, 512, 7168}) {
+    GroupOptions options = test::deepseek_options();
+    options.hidden = hidden, options.experts = 2, options.low_latency_max_tokens = 4;
+    const detail::ResultSizes sizes(detail::make_shape(options, 2));
+    Taken taken;
+    cuda::ResultMemory memory(sizes, std::ref(taken));
+    struct Held {
+      std::shared_ptr<void> memory;
+      std::size_t bytes;
+    };
+    std::vector<Held> held;
+    const auto apart = [](const Held& a, const Held& b) {
+      const auto* const x = static_cast<const std::byte*>(a.memory.get());
+      const auto* const y = static_cast<const std::byte*>(b.memory.get());
+      return x + a.bytes <= y || y + b.bytes <= x;
+    };
+    for (int i = 0; i < 2000; ++i) {
+      const bool wide = draws.pick(0, 1) == 1;
+      const Held next{memory.take(wide), wide ? sizes.wide : sizes.narrow};
+      std::memset(next.memory.get(), i, next.bytes);  // stays inside its block
+      if (!held.empty()) {
+        ASSERT_TRUE(apart(held.back(), next)) << "number " << i;
+      }
+      held.push_back(next);
+      while (held.size() > static_cast<std::size_t>(draws.pick(0, 2))) held.erase(held.begin());
+    }
+    EXPECT_EQ(taken.bytes.size(), 2U);
+  }
 }
 
 TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {

@@ -19,7 +19,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
       "SHOAL-N523: low_latency_dispatch: with defer_receive = false its receive would come before "
       "that of number {}, which has not been received; receive that first",
       parts_->dispatches_received + 1);
-  parts_->result(epoch, options.quantize);  // allocates before anything is sent
+  LowLatencyReceived result = make_result(epoch, options);  // allocates before anything is sent
 
   auto handle = std::make_shared<CudaLowLatencyHandle>();
   handle->group = state.weak_from_this();
@@ -72,13 +72,40 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   pending->handle = std::move(handle);
   pending->options = options;
   pending->captured = group_.captures();
-  if (!options.defer_receive)
-    pending->received_already = queue_receive(*pending, true, joined ? &call : nullptr);
+  result.handle = shoal::detail::Access::make<LowLatencyHandle>(pending->handle);
+  pending->result = std::move(result);
+  if (!options.defer_receive) {
+    queue_receive(*pending, true, joined ? &call : nullptr);
+    pending->receive_queued = true;
+  }
   return pending;
 }
 
+LowLatencyReceived LowLatency::make_result(std::uint64_t epoch,
+                                           const LowLatencyDispatchOptions& options) {
+  const Shape& shape = group_.state.shape;
+  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
+  const ResultLayout layout(shape, options.quantize);
+  const std::shared_ptr<void> memory = parts_->result(options.quantize);
+  auto* const base = static_cast<std::byte*>(memory.get());
+  const auto here = [&](TensorView view) {
+    view.device = group_.state.device;
+    return Tensor(view, memory);
+  };
+  const auto& half = parts_->result_halves[epoch & 1];
+  LowLatencyReceived result;
+  result.x = here(detail::rows_view(base + layout.x, options.quantize, shape));
+  if (options.quantize != Quantize::none)
+    result.scales = here(
+        detail::scales_view(base + layout.scales, options.quantize, options.scale_layout, shape));
+  result.counts = group_.tensor(half, layout.counts, DataType::int32, {experts});
+  result.source_token = group_.tensor(half, layout.source_token, DataType::int32, {experts, rows});
+  result.layout = group_.tensor(half, layout.layout, DataType::int64, {experts, shape.ranks});
+  return result;
+}
+
 bool LowLatency::ready(const detail::PendingDispatchState& pending) {
-  if (detail::of_backend<CudaPendingDispatch>(pending, "low_latency_dispatch").received_already)
+  if (detail::of_backend<CudaPendingDispatch>(pending, "low_latency_dispatch").receive_queued)
     return true;
   const auto& handle =
       detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_dispatch");
@@ -97,13 +124,12 @@ LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
     ++parts_->dispatches_received;
     return {};
   }
-  return pending.received_already ? std::move(*pending.received_already)
-                                  : queue_receive(pending, false, nullptr);
+  if (!pending.receive_queued) queue_receive(pending, false, nullptr);
+  return std::move(*pending.result);
 }
 
-LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pending,
-                                             bool behind_send,
-                                             const LowLatencyDispatchSend* joined) {
+void LowLatency::queue_receive(const detail::PendingDispatchState& pending, bool behind_send,
+                               const LowLatencyDispatchSend* joined) {
   GroupState& state = group_.state;
   const Shape& shape = state.shape;
   const auto& handle =
@@ -113,25 +139,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   group_.uses(handle.block);
-  const auto memory = parts_->result(handle.epoch, options.quantize);
-  const ResultLayout layout(shape, options.quantize);
-  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
-
-  LowLatencyReceived received;
-  auto* const base = static_cast<std::byte*>(memory.get());
-  const auto here = [&](TensorView view) {
-    view.device = state.device;
-    return Tensor(view, memory);
-  };
-  received.x = here(detail::rows_view(base + layout.x, options.quantize, shape));
-  received.counts = group_.tensor(memory, layout.counts, DataType::int32, {experts});
-  received.source_token =
-      group_.tensor(memory, layout.source_token, DataType::int32, {experts, rows});
-  received.layout = group_.tensor(memory, layout.layout, DataType::int64, {experts, shape.ranks});
-  if (options.quantize != Quantize::none)
-    received.scales = here(
-        detail::scales_view(base + layout.scales, options.quantize, options.scale_layout, shape));
-  received.handle = shoal::detail::Access::make<LowLatencyHandle>(pending.handle);
+  const LowLatencyReceived& result = *pending.result;
 
   LowLatencyDispatchReceive call{};
   call.group = parts_->device();
@@ -142,12 +150,13 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   // The caller may have changed it before a deferred receive.
   call.global_scale = behind_send ? group_.elements<float>(options.global_scale)
                                   : &handle.view.header->global_scale;
-  call.x = received.x.as<std::byte>();
-  call.scales = received.scales ? received.scales->as<std::uint32_t>() : nullptr;
-  call.scale_words = detail::ScaleWords(options.quantize, options.scale_layout, shape.hidden, rows);
-  call.counts = received.counts.as<std::int32_t>();
-  call.source_token = received.source_token.as<std::int32_t>();
-  call.layout = received.layout.as<std::int64_t>();
+  call.x = result.x.as<std::byte>();
+  call.scales = result.scales ? result.scales->as<std::uint32_t>() : nullptr;
+  call.scale_words = detail::ScaleWords(options.quantize, options.scale_layout, shape.hidden,
+                                        shape.low_latency_rows());
+  call.counts = result.counts.as<std::int32_t>();
+  call.source_token = result.source_token.as<std::int32_t>();
+  call.layout = result.layout.as<std::int64_t>();
   call.expert_counts =
       options.tokens_per_expert.defined() ? options.tokens_per_expert.as<std::int32_t>() : nullptr;
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
@@ -168,7 +177,6 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   }
   ++parts_->dispatches_received;
   group_.end(launch, on);
-  return received;
 }
 
 }  // namespace shoal::ep::cuda

@@ -59,7 +59,15 @@ void LowLatency::preload() {
   constexpr std::size_t kOpenCalls = 4;  // two in flight, and two whose results are in use
   parts_->handles.reserve(kOpenCalls + 2);
   parts_->pendings.reserve(kOpenCalls + 2);
-  parts_->result(0, Quantize::none);
+  parts_->result(Quantize::none);
+}
+
+TensorView LowLatency::memory_of_results() {
+  const Shape& shape = group_.state.shape;
+  TensorView view(parts_->results.first().get(), DataType::bfloat16,
+                  {shape.local_experts, shape.low_latency_rows(), shape.hidden});
+  view.device = group_.state.device;
+  return view;
 }
 
 void LowLatency::retire() {

@@ -51,13 +51,17 @@ class LowLatency final : public detail::LowLatencyMode {
   void connect(const InternodeRanks& remote);
   /// Allocates what the first calls would allocate.
   void preload();
+  /// After preload: memory with the shape of an expert output, which holds anything.
+  TensorView memory_of_results();
   /// After the last call: other groups on the GPU may be alone from now on (joined.hpp).
   void retire();
 
  private:
+  /// The result of the dispatch `epoch`, without its handle.
+  LowLatencyReceived make_result(std::uint64_t epoch, const LowLatencyDispatchOptions& options);
   // `joined`: the send, where it is part of the same launch.
-  LowLatencyReceived queue_receive(detail::PendingDispatchState& pending, bool behind_send,
-                                   const LowLatencyDispatchSend* joined);
+  void queue_receive(const detail::PendingDispatchState& pending, bool behind_send,
+                     const LowLatencyDispatchSend* joined);
   Tensor queue_receive(detail::PendingCombineState& base, const float* weights, bool behind_send,
                        const LowLatencyCombineSend* joined);
   // The additional kernels of groups with remote ranks (internode.cuh); no effect

@@ -13,6 +13,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "ep/cuda/layout/result_memory.hpp"
 #include "ep/cuda/low_latency/device/kernels.cuh"
 #include "ep/cuda/low_latency/internode/internode.cuh"
 #include "ep/cuda/low_latency/joined.hpp"
@@ -24,6 +25,7 @@ namespace shoal::ep::cuda {
 
 using detail::align_up;
 using detail::ArrayCursor;
+using detail::ResultLayout;
 using detail::Shape;
 
 inline HandleView handle_view(void* block, const Shape& shape, std::size_t* bytes = nullptr) {
@@ -48,30 +50,6 @@ inline PendingView pending_view(void* block, const Shape& shape, std::size_t* by
   return view;
 }
 
-/// Offsets of the arrays of a result in its memory.
-struct ResultLayout {
-  std::size_t x, scales, counts, source_token, layout, total;
-
-  ResultLayout(const Shape& shape, Quantize quantize) {
-    const std::size_t experts = shape.local_experts, rows = experts * shape.low_latency_rows();
-    detail::Cursor cursor;
-    x = cursor.take(rows * detail::RowFormat(quantize).row_bytes(shape.hidden));
-    scales = cursor.take(detail::most_scale_bytes(quantize, shape));
-    counts = cursor.take(experts * sizeof(std::int32_t));
-    source_token = cursor.take(rows * sizeof(std::int32_t));
-    layout = cursor.take(experts * shape.ranks * sizeof(std::int64_t));
-    total = align_up(cursor.at, detail::Cursor::kAlignment);
-  }
-  /// Bytes of a result in any encoding, or in any but bfloat16.
-  static std::size_t most(const Shape& shape, bool quantized) {
-    std::size_t bytes = 0;
-    for (const Quantize quantize : detail::kQuantizations)
-      if (!quantized || quantize != Quantize::none)
-        bytes = std::max(bytes, ResultLayout(shape, quantize).total);
-    return bytes;
-  }
-};
-
 struct CudaLowLatencyHandle : detail::LowLatencyHandleState {
   static constexpr auto kBackend = detail::BackendKind::cuda;
   CudaLowLatencyHandle() { backend = kBackend; }
@@ -85,9 +63,8 @@ struct CudaPendingDispatch : detail::PendingDispatchState {
   static constexpr auto kBackend = detail::BackendKind::cuda;
   CudaPendingDispatch() { backend = kBackend; }
 
-  bool captured = false;  ///< its send is part of a graph
-  /// The result, where the receive was queued with the send.
-  std::optional<LowLatencyReceived> received_already;
+  bool captured = false;        ///< its send is part of a graph
+  bool receive_queued = false;  ///< with the send
 };
 
 struct CudaPendingCombine : detail::PendingCombineState {
@@ -95,7 +72,7 @@ struct CudaPendingCombine : detail::PendingCombineState {
   CudaPendingCombine() { backend = kBackend; }
 
   bool captured = false;                   ///< likewise
-  std::optional<Tensor> received_already;  ///< likewise
+  std::optional<Tensor> received_already;  ///< its result, where the receive was queued as well
   std::shared_ptr<void> block;
   PendingView view{};
   std::uint64_t serial = 0;
@@ -116,12 +93,16 @@ struct LowLatency::Parts {
       : group(owner),
         handles(handle_bytes, owner.resources),
         pendings(pending_bytes, owner.resources),
+        results(detail::ResultSizes(owner.state.shape),
+                [this](std::size_t bytes) { return allocate(bytes, "low_latency_dispatch"); }),
         probe_memory(take_pinned(sizeof(std::uint64_t))),
         probe_reply(static_cast<volatile std::uint64_t*>(probe_memory.get())) {}
 
   CudaGroup& group;
   ArrayPool handles, pendings;
-  ResultHalves results, quantized_results, combine_buffers;
+  ResultMemory results;
+  ResultHalves result_halves;  ///< ResultLayout::half_end bytes each
+  ResultHalves combine_buffers;
   std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, even and odd combines
   LowLatencyLimits limits{};
   std::optional<LowLatencyGroups> groups;  ///< where the group has low-latency calls
@@ -158,30 +139,26 @@ struct LowLatency::Parts {
     return bounded;
   }
 
-  /// Allocates both halves of memory that lives as long as the group, because captured graphs
-  /// contain its address.
-  void make(ResultHalves& halves, std::size_t bytes, const char* what) {
-    if (halves[0] != nullptr) return;
-    ResultHalves made;
+  /// Memory that lives as long as the group, because captured graphs contain its address.
+  std::shared_ptr<void> allocate(std::size_t bytes, const char* what) const {
     try {
-      for (auto& half : made) half = group.resources->allocate_apart(bytes, group.resources);
+      return group.resources->allocate_apart(bytes, group.resources);
     } catch (const Error& error) {
       fail(Code::exhausted, "SHOAL-N560: {}: {} bytes of GPU memory for its results: {}", what,
            bytes, error.what());
     }
+  }
+  void make(ResultHalves& halves, std::size_t bytes, const char* what) const {
+    if (halves[0] != nullptr) return;
+    ResultHalves made;
+    for (auto& half : made) half = allocate(bytes, what);
     halves = std::move(made);
   }
 
-  /// Memory for the rows of dispatch `epoch`. Quantized results use the memory of bfloat16 results
-  /// where that exists.
-  std::shared_ptr<void> result(std::uint64_t epoch, Quantize quantize) {
-    constexpr const char* kCall = "low_latency_dispatch";
-    if (quantize != Quantize::none && (quantized_results[0] != nullptr || results[0] == nullptr)) {
-      make(quantized_results, ResultLayout::most(shape(), true), kCall);
-      return quantized_results[epoch & 1];
-    }
-    make(results, ResultLayout::most(shape(), false), kCall);
-    return results[epoch & 1];
+  /// Memory for the rows of a result. Also allocates what else a result has.
+  std::shared_ptr<void> result(Quantize quantize) {
+    make(result_halves, ResultLayout(shape(), quantize).half_end, "low_latency_dispatch");
+    return results.take(quantize == Quantize::none);
   }
 
   /// Ranks that share a GPU leave each other room. Each can have a second call that has not begun.

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// result_memory.hpp: which memory the rows of a low-latency result take.
+//
+// There are two blocks. The first one has room for a result in bfloat16, or for two in other
+// encodings. The second one, for a result in any, is allocated when a result finds no other place:
+// the first time that one is held while the next is made. Addresses never change, because captured
+// graphs contain them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ep/cuda/layout/result_layout.hpp"
+
+namespace shoal::ep::cuda {
+
+class ResultMemory {
+ public:
+  using Allocate = std::function<std::shared_ptr<void>(std::size_t bytes)>;
+
+  /// Takes memory from `allocate`, which throws where there is none.
+  ResultMemory(detail::ResultSizes sizes, Allocate allocate)
+      : sizes_(sizes), allocate_(std::move(allocate)) {}
+
+  /// Memory for the rows of a result, until the last copy of the pointer is destroyed. Of places
+  /// that no result occupies, that whose last result is oldest. Where all are occupied and both
+  /// blocks exist, that whose last result is oldest: the one before the last, or an earlier one.
+  [[nodiscard]] std::shared_ptr<void> take(bool wide);
+  /// The first block.
+  const std::shared_ptr<void>& first();
+
+ private:
+  /// Where a result can lie.
+  struct Place {
+    std::size_t block, begin, end;
+  };
+  struct Result {
+    Place place;
+    std::weak_ptr<void> holders;
+    std::uint64_t number;
+  };
+
+  [[nodiscard]] std::vector<Place> places(bool wide) const;
+
+  detail::ResultSizes sizes_;
+  Allocate allocate_;
+  std::array<std::shared_ptr<void>, 2> blocks_;
+  std::vector<Result> results_;  ///< the last one at each place, if no later one overlaps it
+  std::uint64_t taken_ = 0;
+};
+
+}  // namespace shoal::ep::cuda
