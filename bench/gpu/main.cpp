@@ -57,6 +57,7 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
     return slack + group(low_latency_options(options, low_latency_group_size(most))) *
                        static_cast<std::size_t>(options.nodes ? pes : 1);
   return slack + group(normal_options(options, options.shape.tokens)) +
+         static_cast<std::size_t>(options.shape.tokens * pes) * options.shape.row_bytes() +
          group(low_latency_options(options, options.shape.low_latency_tokens));
 }
 
@@ -160,6 +161,12 @@ void declare(CLI::App& app, Options& options, std::string& part) {
       ->delimiter(',')
       ->check(CLI::Range(std::size_t{16}, kMostCollectiveBytes));
   collectives->add_flag("!--no-peer", options.peer, "leave NCCL out");
+  start
+      ->add_option("--format", options.formats,
+                   "format of the dispatched rows in both modes (default: bf16 in normal mode, fp8 "
+                   "in low-latency mode)")
+      ->expected(1)
+      ->check(CLI::IsMember(formats));
   start->add_flag("!--no-warmup", options.warmup,
                   "groups as they are made: no call of warmup, no preinitialize");
   start->add_flag("!--no-preinitialize", options.preinitialize,

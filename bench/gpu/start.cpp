@@ -41,7 +41,16 @@ double used_gigabytes() {
 class StartBench {
  public:
   StartBench(World& world, Peers& peers, const Options& options, Results& results)
-      : world_(world), peers_(peers), options_(options), shape_(options.shape), results_(results) {}
+      : world_(world), peers_(peers), options_(options), shape_(options.shape), results_(results) {
+    if (options.formats.size() != 1) return;
+    format_ = std::ranges::find(kFormats, options.formats.front(), &RowFormat::name);
+    const std::int64_t rows = shape_.tokens * peers.count();
+    expert_output_ =
+        world.heap().allocate<std::uint16_t>(static_cast<std::size_t>(rows * shape_.hidden));
+    output_view_ = TensorView(expert_output_.data(), DataType::bfloat16, {rows, shape_.hidden});
+    output_view_.device = world.heap().device();
+    results.note("format", format_->name);
+  }
 
   static const char* mode_of(bool low_latency) { return low_latency ? "low latency" : "normal"; }
 
@@ -60,6 +69,7 @@ class StartBench {
     const double creation = seconds_of([&] { group = ep::Group(world_.team(), group_options); });
     double warmup = 0;
     if (options_.warmup && !options_.preinitialize) warmup = seconds_of([&] { group.warmup(); });
+    if (low_latency && options_.warmup) (void)group.next_combine_buffer();  // makes the memory
     // Nothing in between: after a pause a pair takes longer, whichever it is.
     std::vector<double> seconds;
     for (int call = 0; call < kCalls; ++call)
@@ -67,6 +77,8 @@ class StartBench {
     results_.add_step(name + ": group creation", creation);
     if (warmup > 0) results_.add_step(name + ": warm-up", warmup);
     results_.note(name + ": GPU memory, GB", used_gigabytes() - used);
+    const ep::SizeHint hint = ep::size_hint(group_options, peers_.count(), DeviceKind::cuda);
+    results_.note(name + ": size hint, GB", static_cast<double>(hint.total() + hint.results) / 1e9);
     group.close();
 
     double steady = 0;
@@ -127,12 +139,14 @@ class StartBench {
     dispatch.weights = batch.weights;
     dispatch.worst_case_rows = shape_.tokens * peers_.count();
     dispatch.launch = launch;
+    if (format_ != nullptr) dispatch.quantize = format_->quantize;
     const ep::Dispatched received =
         group.dispatch(batch.x, group.route(batch.topk_idx, launch), dispatch);
     ep::CombineOptions combine;
     combine.out = output;
     combine.launch = launch;
-    group.combine(received.x, received.handle, combine);
+    const bool encoded = dispatch.quantize != ep::Quantize::none;
+    group.combine(encoded ? output_view_ : TensorView(received.x), received.handle, combine);
   }
 
   void low_latency_pair(ep::Group& group, const DeviceBatch& batch, const TensorView& output,
@@ -140,6 +154,7 @@ class StartBench {
     ep::LowLatencyDispatchOptions dispatch;
     dispatch.weights = batch.weights;
     dispatch.launch = launch;
+    if (format_ != nullptr) dispatch.quantize = format_->quantize;
     const ep::LowLatencyReceived received =
         group.low_latency_dispatch(batch.x, batch.topk_idx, dispatch).receive();
     ep::LowLatencyCombineOptions combine;
@@ -156,6 +171,9 @@ class StartBench {
   Peers& peers_;
   const Options& options_;
   const Shape shape_;
+  const RowFormat* format_ = nullptr;            ///< of --format
+  SymmetricArray<std::uint16_t> expert_output_;  ///< where rows arrive in that format
+  TensorView output_view_;                       ///< of expert_output_
   Results& results_;
   const Stream stream_;
   std::vector<double> firsts_, steadies_, ratios_;  ///< of the groups of a mode
