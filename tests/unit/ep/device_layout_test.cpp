@@ -214,7 +214,7 @@ TEST(EpResultMemory, OneInBfloat16OrTwoInOthersUntilOneIsHeld) {
   EXPECT_EQ(taken.bytes, (std::vector{sizes.first(), sizes.second()}));
   const std::shared_ptr<void> third = memory.take(true);  // over the one before the last
   EXPECT_EQ(third.get(), one);
-  EXPECT_EQ(memory.take(false).get(), second.get()) << "over the last one";
+  EXPECT_EQ(memory.take(false).get(), second.get()) << "not over the last one";
 }
 
 // Results of both kinds in any order: none lies where the one before it is held, and the blocks do

@@ -27,7 +27,8 @@ const std::shared_ptr<void>& ResultMemory::first() {
 
 std::shared_ptr<void> ResultMemory::take(bool wide) {
   first();
-  // Occupied places come after free ones, and the second block before it exists between the two.
+  const bool last_is_held = !last_.expired();
+  // The second block, where it does not exist, comes after all places but that of the last result.
   struct Rank {
     int reason;
     std::uint64_t last;
@@ -37,11 +38,9 @@ std::shared_ptr<void> ResultMemory::take(bool wide) {
   Rank best_rank{};
   for (const Place& place : places(wide)) {
     Rank rank{blocks_[place.block] == nullptr ? 1 : 0, 0};
-    for (const Result& result : results_) {
-      if (!overlap(result.place, place)) continue;
-      if (!result.holders.expired()) rank.reason = 2;
-      rank.last = std::max(rank.last, result.number);
-    }
+    for (const Result& result : results_)
+      if (overlap(result.place, place)) rank.last = std::max(rank.last, result.number);
+    if (last_is_held && rank.last == taken_) rank.reason = 2;
     if (best && best_rank <= rank) continue;
     best = place;
     best_rank = rank;
@@ -49,9 +48,11 @@ std::shared_ptr<void> ResultMemory::take(bool wide) {
   std::shared_ptr<void>& block = blocks_[best->block];
   if (block == nullptr) block = allocate_(sizes_.second());
   std::erase_if(results_, [&](const Result& result) { return overlap(result.place, *best); });
+  results_.push_back({*best, ++taken_});
+  // A control block of its own, which says how long this result is held.
   auto holder = std::make_shared<std::shared_ptr<void>>(block);
   std::shared_ptr<void> memory(holder, static_cast<std::byte*>(block.get()) + best->begin);
-  results_.push_back({*best, memory, ++taken_});
+  last_ = memory;
   return memory;
 }
 

@@ -2,9 +2,9 @@
 // result_memory.hpp: which memory the rows of a low-latency result take.
 //
 // There are two blocks. The first one has room for a result in bfloat16, or for two in other
-// encodings. The second one, for a result in any, is allocated when a result finds no other place:
-// the first time that one is held while the next is made. Addresses never change, because captured
-// graphs contain them.
+// encodings. The second one, for a result in any, is allocated when the first has no place next to
+// the result before, which is still held. Addresses never change, because captured graphs contain
+// them.
 #pragma once
 
 #include <array>
@@ -26,9 +26,9 @@ class ResultMemory {
   ResultMemory(detail::ResultSizes sizes, Allocate allocate)
       : sizes_(sizes), allocate_(std::move(allocate)) {}
 
-  /// Memory for the rows of a result, until the last copy of the pointer is destroyed. Of places
-  /// that no result occupies, that whose last result is oldest. Where all are occupied and both
-  /// blocks exist, that whose last result is oldest: the one before the last, or an earlier one.
+  /// Memory for the rows of a result. It stays as it is until the next but one is taken, and until
+  /// the next is while a copy of the pointer exists. Of the places that this leaves, the one that
+  /// was not used for longest.
   [[nodiscard]] std::shared_ptr<void> take(bool wide);
   /// The first block.
   const std::shared_ptr<void>& first();
@@ -40,7 +40,6 @@ class ResultMemory {
   };
   struct Result {
     Place place;
-    std::weak_ptr<void> holders;
     std::uint64_t number;
   };
 
@@ -50,6 +49,7 @@ class ResultMemory {
   Allocate allocate_;
   std::array<std::shared_ptr<void>, 2> blocks_;
   std::vector<Result> results_;  ///< the last one at each place, if no later one overlaps it
+  std::weak_ptr<void> last_;     ///< the last of all
   std::uint64_t taken_ = 0;
 };
 
