@@ -64,12 +64,12 @@ class StartBench {
     const std::int64_t tokens = low_latency ? shape_.low_latency_tokens : shape_.tokens;
     const DeviceBatch batch = make_device_batch(shape_, tokens, peers_, 0, stream_.get());
     const Tensor output = device_tensor(DataType::bfloat16, {tokens, shape_.hidden});
+    if (low_latency && !low_latency_output_.defined()) make_low_latency_output();
     const double used = used_gigabytes();
     ep::Group group;
     const double creation = seconds_of([&] { group = ep::Group(world_.team(), group_options); });
     double warmup = 0;
     if (options_.warmup && !options_.preinitialize) warmup = seconds_of([&] { group.warmup(); });
-    if (low_latency && options_.warmup) (void)group.next_combine_buffer();  // makes the memory
     // Nothing in between: after a pause a pair takes longer, whichever it is.
     std::vector<double> seconds;
     for (int call = 0; call < kCalls; ++call)
@@ -106,6 +106,14 @@ class StartBench {
   }
 
  private:
+  /// What the experts have written before.
+  void make_low_latency_output() {
+    const std::int64_t pes = peers_.count(), experts = (shape_.experts + pes - 1) / pes;
+    low_latency_output_ = device_tensor(DataType::bfloat16,
+                                        {experts, pes * shape_.low_latency_tokens, shape_.hidden});
+    check(cudaMemset(low_latency_output_.data, 0, low_latency_output_.bytes()), "expert output");
+  }
+
   double seconds_of(const std::function<void()>& body) {
     peers_.barrier();
     const double start = now_seconds();
@@ -158,12 +166,11 @@ class StartBench {
     const ep::LowLatencyReceived received =
         group.low_latency_dispatch(batch.x, batch.topk_idx, dispatch).receive();
     ep::LowLatencyCombineOptions combine;
-    combine.zero_copy = true;
     combine.out = output;
     combine.launch = launch;
     group
-        .low_latency_combine(group.next_combine_buffer(), batch.topk_idx, batch.weights,
-                             received.handle, combine)
+        .low_latency_combine(low_latency_output_, batch.topk_idx, batch.weights, received.handle,
+                             combine)
         .receive();
   }
 
@@ -174,6 +181,7 @@ class StartBench {
   const RowFormat* format_ = nullptr;            ///< of --format
   SymmetricArray<std::uint16_t> expert_output_;  ///< where rows arrive in that format
   TensorView output_view_;                       ///< of expert_output_
+  Tensor low_latency_output_;
   Results& results_;
   const Stream stream_;
   std::vector<double> firsts_, steadies_, ratios_;  ///< of the groups of a mode
