@@ -18,12 +18,13 @@ constexpr std::uint32_t kThreads =
 
 namespace low_latency {
 
+template <bool kParted>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_kernel(const __grid_constant__ LowLatencyCombine call) {
   begin_kernel();
   if (blockIdx.x < call.send_blocks)
-    combine_send::send<CombineRowForm::sums, false, false>(call.send,
-                                                           {blockIdx.x, call.send_blocks});
+    combine_send::send<CombineRowForm::sums, false, false, kParted>(call.send,
+                                                                    {blockIdx.x, call.send_blocks});
   else
     combine_receive::receive<CombineRowForm::sums, combine_receive::kFewAhead, false>(
         call.receive, {blockIdx.x - call.send_blocks, gridDim.x - call.send_blocks});
@@ -32,17 +33,43 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace low_latency
 }  // namespace
 
+namespace {
+
+/// Parts of a row, at most as many as its loads by `threads` threads need and as blocks are left,
+/// for `rows` rows.
+std::uint32_t parts_of(const LowLatencySizes& sizes, std::uint32_t threads, std::int64_t rows,
+                       std::int64_t blocks) {
+  const std::uint32_t chunks = static_cast<std::uint32_t>(sizes.hidden) / 8;
+  std::uint32_t parts = (chunks + threads - 1) / threads;
+  while (parts > 1 && parts * rows > blocks) --parts;
+  return std::max(parts, 1u);
+}
+
+}  // namespace
+
 void launch_low_latency_combine(LowLatencyCombine& call, const LowLatencyLimits& limits,
                                 cudaStream_t stream) {
   const std::int32_t most = limits.multiprocessors;
   call.send_blocks = combine_send::divide(call.send, most);
-  launch(low_latency::combine_kernel,
-         call.send_blocks + combine_receive::divide(call.receive, most, most).blocks, kThreads, 0,
-         call, limits, stream);
+  std::int64_t receive_blocks = combine_receive::divide(call.receive, most, most).blocks;
+  // SMs that are left divide rows: a thread then waits for one load of each in place of several.
+  const std::int64_t pairs = combine_send::expected_pairs(call.send), tokens = call.receive.tokens;
+  call.send.parts =
+      parts_of(call.send.sizes, combine_send::kThreads, pairs, most - 1 - receive_blocks);
+  call.send_blocks = static_cast<std::uint32_t>(pairs * call.send.parts + 1);
+  if (call.receive.wait_ns == nullptr)  // with statistics a block has whole tokens
+    call.receive.parts = parts_of(call.receive.sizes, combine_receive::kThreads, tokens,
+                                  most - 1 - std::int64_t{call.send_blocks});
+  receive_blocks = tokens * call.receive.parts + 1;
+  launch(
+      call.send.parts > 1 ? low_latency::combine_kernel<true> : low_latency::combine_kernel<false>,
+      call.send_blocks + static_cast<std::uint32_t>(receive_blocks), kThreads, 0, call, limits,
+      stream);
 }
 
 void load_low_latency_combine() {
-  load_kernel(low_latency::combine_kernel);
+  load_kernel(low_latency::combine_kernel<true>);
+  load_kernel(low_latency::combine_kernel<false>);
 }
 
 }  // namespace shoal::ep::cuda

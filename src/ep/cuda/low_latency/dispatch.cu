@@ -29,7 +29,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const BlockRange send{blockIdx.x, call.send_blocks};
   if (send.me < send.count) dispatch_send::send<false, kRows>(call.send, send);
   const BlockRange receive{gridDim.x - 1 - blockIdx.x, call.receive_blocks};
-  if (receive.me < receive.count) dispatch_receive::receive<false, kRows>(call.receive, receive);
+  if (receive.me < receive.count)
+    dispatch_receive::receive<false, kRows, true>(call.receive, call.send.group, receive);
 }
 
 }  // namespace low_latency
@@ -38,7 +39,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 void launch_low_latency_dispatch(LowLatencyDispatch& call, const LowLatencyLimits& limits,
                                  cudaStream_t stream) {
   call.send_blocks = dispatch_send::blocks_of(call.send, limits.multiprocessors);
-  call.receive_blocks = dispatch_receive::divide(call.receive, limits.multiprocessors);
+  call.receive_blocks =
+      dispatch_receive::divide(call.receive, call.send.group, limits.multiprocessors);
   const auto most = static_cast<std::uint32_t>(limits.multiprocessors);
   for_row_kind(call.send.quantize, [&](auto rows) {
     launch(low_latency::dispatch_kernel<rows.value>,

@@ -198,9 +198,9 @@ struct LowLatencyDispatchSend {
   std::uint64_t serial;
 };
 
-/// dispatch_receive.cuh
-struct LowLatencyDispatchReceive {
-  DeviceGroup group;
+/// dispatch_receive.cuh: all but the group, which a joined launch has once. No cache has the
+/// parameters of a launch, so that each line of them takes time.
+struct DispatchReceivePart {
   LowLatencySizes sizes;
   std::uint32_t quantize, has_weights;
   WireRow row;
@@ -221,6 +221,9 @@ struct LowLatencyDispatchReceive {
   /// Not 0: the kernel follows its send and starts before the send has ended.
   std::uint32_t chained;
 };
+struct LowLatencyDispatchReceive : DispatchReceivePart {
+  DeviceGroup group;
+};
 
 /// combine_send.cuh
 struct LowLatencyCombineSend {
@@ -236,6 +239,7 @@ struct LowLatencyCombineSend {
   std::uint32_t keeps_weights;  ///< not 0: the receive is deferred and needs a copy of the weights
   std::uint32_t flags;          ///< not 0: every combine row is followed by a flag
   std::uint32_t split;  ///< log2 of the items into which a pair is divided; set by the launcher
+  std::uint32_t parts;  ///< blocks that divide a sum, only without flags; set by the launcher
   std::uint64_t* longest_wait;  ///< as the receive has it, for waits for weights; or nullptr
   HandleView handle;
   PendingView pending;
@@ -268,7 +272,7 @@ struct LowLatencyCombineReceive {
 /// neither counts nor masks ranks.
 struct LowLatencyDispatch {
   LowLatencyDispatchSend send;
-  LowLatencyDispatchReceive receive;
+  DispatchReceivePart receive;
   std::uint32_t send_blocks, receive_blocks;
 };
 

@@ -123,15 +123,19 @@ __device__ __noinline__ inline std::uint64_t check_wait(const DeviceGroup& group
   return kWaitFailed;
 }
 
-/// Loads `data[i]` from at(i) for each bit i of `wanted`, all of them in flight at once. Rows
-/// without flags are polled until they have arrived and are replaced by the sentinel. rank(i) is
-/// the sender. Returns false when the wait failed.
-template <int count, typename At, typename Rank>
-__device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
-                     uint4 (&data)[count], At&& at, Rank&& rank) {
+/// Loads `data[i]` from at(i) for each bit i of `wanted`, all of them in flight at once.
+template <int count, typename At>
+__device__ void load(std::uint32_t wanted, uint4 (&data)[count], At&& at) {
 #pragma unroll
   for (int i = 0; i < count; ++i)
     if (wanted >> i & 1) data[i] = ptx::ld_relaxed_sys_global(at(i));
+}
+
+/// After load: rows without flags are polled until they have arrived and are replaced by the
+/// sentinel. rank(i) is the sender. Returns false when the wait failed.
+template <int count, typename At, typename Rank>
+__device__ bool take_loaded(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
+                            uint4 (&data)[count], At&& at, Rank&& rank) {
   if (!self_signalling(group)) return true;
   std::uint32_t missing = 0;
 #pragma unroll
@@ -156,6 +160,14 @@ __device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_
   for (int i = 0; i < count; ++i)
     if (wanted >> i & 1) *at(i) = sentinels();
   return true;
+}
+
+/// Both.
+template <int count, typename At, typename Rank>
+__device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
+                     uint4 (&data)[count], At&& at, Rank&& rank) {
+  load(wanted, data, at);
+  return take_loaded(group, rows, wanted, data, at, rank);
 }
 
 }  // namespace shoal::ep::cuda

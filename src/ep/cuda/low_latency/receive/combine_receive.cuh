@@ -286,7 +286,7 @@ enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
 /// Adds up bfloat16 rows, kAhead of them in flight.
 template <RowAddition kAddition, int kAhead, class Receiver>
 __device__ void add_rows(const Receiver& collector, const LowLatencyCombineReceive& call,
-                         const TokenRows& token_rows, uint4* out) {
+                         const TokenRows& token_rows, std::uint32_t part, uint4* out) {
   constexpr bool kByRank = kAddition == RowAddition::by_rank;
   constexpr int kRankBits = 8;
   static_assert(kMaxDeviceRanks <= 1 << kRankBits && kAhead * kRankBits <= 64);
@@ -301,7 +301,8 @@ __device__ void add_rows(const Receiver& collector, const LowLatencyCombineRecei
     const int row = __ffs(rows) - 1;
     return kByRank ? __shfl_sync(kWarp, order, row) : static_cast<std::uint32_t>(row);
   };
-  for (std::uint32_t first = threadIdx.x / 32 * 32; first < chunks; first += blockDim.x) {
+  for (std::uint32_t first = part * blockDim.x + threadIdx.x / 32 * 32; first < chunks;
+       first += call.parts * blockDim.x) {
     const std::uint32_t chunk = first + lane_id();
     RowSum sum;
     bool came = true;
@@ -385,6 +386,7 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
   if (all.me == 0) collector.check_agreement();
   for (; item / parts < call.tokens; item += blocks) {
     const std::int32_t token = item / parts;
+    const auto part = static_cast<std::uint32_t>(item % parts);
     TokenRows token_rows = collector.wait(token, rank);
     rank = collector.load_rank((item + blocks) / parts);
     // With statistics, one warp must have measured before other warps take the words.
@@ -393,17 +395,17 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
       const EncodedRows<encoding_of(kForm), kVariant != 0, is_sums(kForm)> rows(
           group, collector.epoch(), token_rows, collector.chunk_at(0, 0), call.sizes.hidden);
       const std::uint32_t warps = blockDim.x / 32;
-      for (std::uint32_t piece = (item % parts) * warps + threadIdx.x / 32; piece < rows.pieces();
+      for (std::uint32_t piece = part * warps + threadIdx.x / 32; piece < rows.pieces();
            piece += call.parts * warps)
         rows.add_piece(piece, collector.out_row(token));
     } else if constexpr (kForm == CombineRowForm::rows) {
-      add_rows<RowAddition::weighted, kRowsAhead>(collector, call, token_rows,
+      add_rows<RowAddition::weighted, kRowsAhead>(collector, call, token_rows, part,
                                                   collector.out_row(token));
     } else if (token_rows.unsummed == 0) {
-      add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows,
+      add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows, part,
                                                collector.out_row(token));
     } else {
-      add_rows<RowAddition::by_rank, kVariant>(collector, call, token_rows,
+      add_rows<RowAddition::by_rank, kVariant>(collector, call, token_rows, part,
                                                collector.out_row(token));
     }
   }

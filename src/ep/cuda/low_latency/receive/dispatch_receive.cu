@@ -16,7 +16,7 @@ template <bool kCounts, RowKind kRows>
 __global__ void __launch_bounds__(kBoundThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ LowLatencyDispatchReceive call) {
   begin_kernel(call.chained != 0);
-  dispatch_receive::receive<kCounts, kRows>(call, all_blocks());
+  dispatch_receive::receive<kCounts, kRows>(call, call.group, all_blocks());
   end_chained(call.chained != 0);
 }
 
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
 void launch_low_latency_dispatch_receive(LowLatencyDispatchReceive& call,
                                          const LowLatencyLimits& limits, cudaStream_t stream) {
   const std::uint32_t blocks = dispatch_receive::divide(
-      call, limits.most_blocks > 0 ? limits.most_blocks : limits.multiprocessors);
+      call, call.group, limits.most_blocks > 0 ? limits.most_blocks : limits.multiprocessors);
   for_row_kind(call.quantize, [&](auto rows) {
     launch(counts(call.group) ? low_latency::dispatch_receive_kernel<true, rows.value>
                               : low_latency::dispatch_receive_kernel<false, rows.value>,

@@ -26,13 +26,15 @@ namespace shoal::ep::cuda::dispatch_receive {
 
 constexpr std::uint32_t kThreads = 384;
 static_assert(kThreads >= kMaxDeviceRanks);
-/// Chunks of 16 bytes that a lane has in flight. A piece is what a warp copies at a time.
-constexpr int kAhead = 8;
+/// Chunks of 16 bytes of a row that a lane has in flight, next to one of its scales. A piece is what
+/// a warp copies at a time; 7168 channels are one, two or four whole pieces.
+constexpr int kAhead = 7;
 constexpr std::uint32_t kPieceChunks = kAhead * 32;
 
 /// Source and call of a wait, for its report.
 struct SourceWait {
-  const LowLatencyDispatchReceive* call;
+  const DeviceGroup* group;
+  const DispatchReceivePart* call;
   std::uint64_t epoch;
   std::int32_t source;
 };
@@ -41,7 +43,7 @@ struct SourceWait {
 /// when the wait fails. kCounted: counts as a wait for the source.
 template <bool kCounted = false, typename Ready>
 __device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
-  const DeviceGroup& group = wait.call->group;
+  const DeviceGroup& group = *wait.group;
   const std::uint64_t* const notice = dispatch_notice(group, group.me, wait.epoch, wait.source);
   if (is_masked(group, wait.source)) return false;
   std::uint64_t said = 0, waited = 0;
@@ -92,16 +94,16 @@ __device__ inline __noinline__ std::uint32_t wait_count(const SourceWait& wait,
   return came ? static_cast<std::uint32_t>(word >> 32) : 0;
 }
 
-/// Waits for the number of tokens of a source; 0 where it is masked.
+/// Waits for the notice of a source; 0 where it is masked.
 template <bool kCounts>
-__device__ __noinline__ std::int32_t wait_notice(const SourceWait& wait) {
-  std::int32_t tokens = 0;
+__device__ __noinline__ std::uint64_t wait_notice(const SourceWait& wait) {
+  std::uint64_t word = 0;
   wait_for<kCounts>(wait, [&](std::uint64_t said) {
     if (!is_epoch(said, wait.epoch) || DispatchNoticeWord::of(said).masked) return false;
-    tokens = DispatchNoticeWord::of(said).tokens;
+    word = said;
     return true;
   });
-  return tokens;
+  return word;
 }
 
 /// Waits for a ready word.
@@ -120,18 +122,18 @@ __device__ inline __noinline__ std::uint32_t wait_word(const SourceWait& wait, c
   return word;
 }
 
-template <bool kCounts, RowKind kRows>
+template <bool kCounts, RowKind kRows, bool kJoined>
 class DispatchReceiver {
  public:
   /// A barrier of the block has to follow, before which `masked` is not read.
-  __device__ DispatchReceiver(const LowLatencyDispatchReceive& call, const BlockRange& blocks,
-                              bool* masked)
+  __device__ DispatchReceiver(const DispatchReceivePart& call, const DeviceGroup& group,
+                              const BlockRange& blocks, bool* masked)
       : call_(call),
-        group_(call.group),
+        group_(group),
         blocks_(blocks),
         masked_(masked),
-        epoch_(call.group.memory->dispatches_received + 1),
-        slots_(static_cast<std::uint32_t>(call.group.ranks) *
+        epoch_(group.memory->dispatches_received + 1),
+        slots_(static_cast<std::uint32_t>(group.ranks) *
                static_cast<std::uint32_t>(call.sizes.max_tokens)) {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (me < group_.ranks) masked[me] = is_masked(group_, me);
@@ -174,7 +176,9 @@ class DispatchReceiver {
 
  private:
   __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
-  __device__ SourceWait wait_of(std::int32_t source) const { return {&call_, epoch_, source}; }
+  __device__ SourceWait wait_of(std::int32_t source) const {
+    return {&group_, &call_, epoch_, source};
+  }
   __device__ RowWait row_wait() const {
     return dispatch_row_wait(group_, Phase::low_latency_dispatch_receive, epoch_);
   }
@@ -185,17 +189,20 @@ class DispatchReceiver {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (me == 0) most_tokens = 0;
     __syncthreads();
-    if (me < group_.ranks) {
-      atomicMax(&most_tokens, wait_notice<kCounts>(wait_of(me)));
-      check_agreement(me);
+    // The last warps wait for the notices while the first wait for the counts.
+    const std::int32_t rank = static_cast<std::int32_t>(blockDim.x) - 1 - me;
+    if (rank < group_.ranks) {
+      const std::uint64_t said = wait_notice<kCounts>(wait_of(rank));
+      atomicMax(&most_tokens, DispatchNoticeWord::of(said).tokens);
+      check_agreement(rank, said);
     }
 #pragma unroll 1
     for (std::int32_t item = me; item < group_.local_experts * group_.ranks;
          item += static_cast<std::int32_t>(blockDim.x)) {
       const std::int32_t expert = item / group_.ranks, source = item % group_.ranks;
       const bool is_own = expert < group_.own_experts;  // others have no counts
-      const std::uint32_t before = is_own ? rows_of(expert, 0, source) : 0,
-                          here = is_own ? rows_of(expert, source, source + 1) : 0;
+      std::uint32_t here = 0;
+      const std::uint32_t before = is_own ? rows_before(expert, source, &here) : 0;
       call_.layout[item] = static_cast<std::int64_t>(before) << 32 | here;
       if (source != group_.ranks - 1) continue;
       call_.counts[expert] = static_cast<std::int32_t>(before + here);
@@ -211,9 +218,7 @@ class DispatchReceiver {
 
   /// Reports a source that disagrees. Its rows differ from what this rank expects, so no wait for
   /// them may continue; the half is marked as dirty.
-  __device__ void check_agreement(std::int32_t source) const {
-    const std::uint64_t word =
-        ptx::ld_relaxed_sys_global(dispatch_notice(group_, group_.me, epoch_, source));
+  __device__ void check_agreement(std::int32_t source, std::uint64_t word) const {
     if (!is_epoch(word, epoch_) || is_masked(group_, source)) return;
     const DispatchNoticeWord said = DispatchNoticeWord::of(word);
     if (said.quantize == call_.quantize && said.has_weights == (call_.has_weights != 0)) return;
@@ -222,13 +227,21 @@ class DispatchReceiver {
                  source, epoch_, word, 0, 0, 0, false);
   }
 
-  /// The number of rows that sources `first` to `last - 1` have for a local expert.
-  __device__ std::uint32_t rows_of(std::int32_t expert, std::int32_t first,
-                                   std::int32_t last) const {
+  /// The number of rows that the sources before `source` have for a local expert. `here`: adds those
+  /// of `source`, whose count is loaded with the others.
+  __device__ std::uint32_t rows_before(std::int32_t expert, std::int32_t source,
+                                       std::uint32_t* here = nullptr) const {
     constexpr int kInFlight = 8;  // loads
+    const std::int32_t last = source + (here != nullptr ? 1 : 0);
     std::uint32_t rows = 0;
+    const auto add = [&](std::int32_t from, std::uint32_t more) {
+      if (here != nullptr && from == source)
+        *here += more;
+      else
+        rows += more;
+    };
 #pragma unroll 1
-    for (; first < last; first += kInFlight) {
+    for (std::int32_t first = 0; first < last; first += kInFlight) {
       std::uint64_t words[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
@@ -241,15 +254,14 @@ class DispatchReceiver {
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         if (is_epoch(words[i], epoch_))
-          rows += static_cast<std::uint32_t>(words[i] >> 32);
+          add(first + i, static_cast<std::uint32_t>(words[i] >> 32));
         else
           missing |= 1u << i;
       }
 #pragma unroll 1
       for (; missing != 0; missing &= missing - 1) {
-        const std::int32_t source = first + __ffs(missing) - 1;
-        rows +=
-            wait_count(wait_of(source), slot_counts(group_, group_.me, epoch_, source) + expert);
+        const std::int32_t from = first + __ffs(missing) - 1;
+        add(from, wait_count(wait_of(from), slot_counts(group_, group_.me, epoch_, from) + expert));
       }
     }
     return rows;
@@ -315,62 +327,104 @@ class DispatchReceiver {
       if (kCounts && row.topk_slots != 0) count_up(&low_latency_rows(group_).received, 1);
     }
     if (row.topk_slots == 0) return;
-    if (row.expert >= 0) row.row += rows_of(row.expert, 0, row.source);
     __syncwarp();
     if (!self_signalling(group_) &&
         __all_sync(kWarp,
                    wait_ready(wait_of(row.source), slot_ready(group_, group_.me, row.slot))) == 0)
       return;
-    copy_piece(row, piece * kPieceChunks);
-    if constexpr (kRows != RowKind::wide) copy_byte_scales(row, piece);
-    if (piece != 0) return;
-    if (kRows == RowKind::wide && call_.row.scale_chunks != 0) copy_scales(row);
-    if (row.expert < 0) return;
+    // Everything that the warp needs from the slot is in flight together, with few tokens also with
+    // the counts, which takes more registers.
+    const PieceChunks chunks(*this, row, piece);
+    uint4 data[kAhead + 1];
+    if constexpr (kJoined) load(chunks.wanted, data, chunks);
+    const bool keeps_weight = piece == 0 && call_.has_weights != 0 && row.expert >= 0;
+    std::uint32_t weight = kSentinel;
+    if (keeps_weight) weight = ptx::ld_relaxed_sys_global(weight_at(row));
+    if (row.expert >= 0) row.row += rows_before(row.expert, row.source);
+    __syncwarp();
+    if constexpr (!kJoined) load(chunks.wanted, data, chunks);
+    const bool came = take_loaded(group_, row_wait(), chunks.wanted, data, chunks,
+                                  [&](int) { return row.source; });
+    if (__all_sync(kWarp, came) == 0) return;
+    copy_piece(row, chunks, data);
+    if constexpr (kRows != RowKind::wide)
+      copy_byte_scales(row, chunks, data[kAhead]);
+    else if (piece == 0 && call_.row.scale_chunks != 0)
+      copy_scales(row, data[kAhead]);
+    if (piece != 0 || row.expert < 0) return;
     const std::size_t at = static_cast<std::size_t>(row.expert) * slots_ + row.row;
     call_.source_token[at] = row.token;
     call_.handle.rows[handle_index(slot)] = static_cast<std::int32_t>(at);
-    if (call_.has_weights != 0) keep_weight(row, slot);
+    if (keeps_weight) keep_weight(row, slot, weight);
   }
 
   __device__ std::byte* place_of(const ReceivedRow& row) const {
     return slot_row(group_, group_.me, row.slot, row.token, call_.row);
   }
 
-  __device__ void copy_piece(const ReceivedRow& row, std::uint32_t first) const {
-    const std::uint32_t chunks = call_.row.chunks;
-    std::byte* const from = place_of(row);
-    const std::uint32_t begin = first + lane_id();
-    std::uint32_t wanted = 0;
-#pragma unroll
-    for (std::uint32_t i = 0; i < kAhead; ++i)
-      if (begin + i * 32 < chunks) wanted |= 1u << i;
-    uint4 data[kAhead];
-    const bool came = take(
-        group_, row_wait(), wanted, data,
-        [&](int i) { return chunk_at(from, begin + static_cast<std::uint32_t>(i) * 32); },
-        [&](int) { return row.source; });
-    if (__all_sync(kWarp, came) == 0) return;
-#pragma unroll 1
-    for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
-      std::byte* const to = call_.x + target(row, __ffs(left) - 1) * chunks * sizeof(uint4);
+  /// Bytes of scales: those of a piece, in chunks of 16.
+  static constexpr bool kFourBits = kRows == RowKind::nvfp4;
+  static constexpr std::uint32_t kScaleChunks =
+      kPieceChunks * sizeof(uint4) * (kFourBits ? 2 : 1) / (kFourBits ? 16 : 32) / sizeof(uint4);
+  static_assert(kScaleChunks < 32);
+
+  /// The chunks of 16 bytes that a lane takes of a piece: kAhead of the row, then one of scales:
+  /// those of the piece where they are bytes, otherwise with the first piece those of the row.
+  struct PieceChunks {
+    std::byte *row, *scales;
+    std::uint32_t begin, scale_chunk, wanted = 0;
+    bool has_scales, has_global;
+
+    __device__ PieceChunks(const DispatchReceiver& receiver, const ReceivedRow& of,
+                           std::uint32_t piece) {
+      const WireRow& wire = receiver.call_.row;
+      row = receiver.place_of(of);
+      scales = row + wire.scales;
+      begin = piece * kPieceChunks + lane_id();
 #pragma unroll
       for (std::uint32_t i = 0; i < kAhead; ++i)
-        if (wanted >> i & 1) *chunk_at(to, begin + i * 32) = data[i];
+        if (begin + i * 32 < wire.chunks) wanted |= 1u << i;
+      constexpr bool kBytes = kRows != RowKind::wide;
+      scale_chunk = (kBytes ? piece * kScaleChunks : 0) + lane_id();
+      // The global scale follows the others, and the lane after theirs takes it.
+      has_scales =
+          (kBytes ? lane_id() < kScaleChunks : piece == 0) && scale_chunk < wire.scale_chunks;
+      has_global = kFourBits && lane_id() <= kScaleChunks && scale_chunk == wire.scale_chunks;
+      if (has_scales || has_global) wanted |= 1u << kAhead;
+    }
+    __device__ uint4* operator()(int i) const {
+      return i < kAhead ? chunk_at(row, begin + static_cast<std::uint32_t>(i) * 32)
+                        : chunk_at(scales, scale_chunk);
+    }
+  };
+
+  __device__ void copy_piece(const ReceivedRow& row, const PieceChunks& chunks,
+                             const uint4 (&data)[kAhead + 1]) const {
+#pragma unroll 1
+    for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
+      std::byte* const to =
+          call_.x + target(row, __ffs(left) - 1) * call_.row.chunks * sizeof(uint4);
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAhead; ++i)
+        if (chunks.wanted >> i & 1) *chunk_at(to, chunks.begin + i * 32) = data[i];
     }
   }
 
-  /// Copies float32 scales. A lane has four of them.
-  __device__ void copy_scales(const ReceivedRow& row) const {
+  /// Copies float32 scales, four of which a lane has taken. Rows of more than 128 of them have
+  /// others.
+  __device__ void copy_scales(const ReceivedRow& row, const uint4& taken) const {
     std::byte* const from = place_of(row) + call_.row.scales;
+    uint4 data[1] = {taken};
 #pragma unroll 1
     for (std::uint32_t first = 0; first < call_.row.scale_chunks; first += 32) {
       const std::uint32_t chunk = first + lane_id();
       const bool exists = chunk < call_.row.scale_chunks;
-      uint4 data[1];
-      const bool came = take(
-          group_, row_wait(), exists ? 1u : 0u, data, [&](int) { return chunk_at(from, chunk); },
-          [&](int) { return row.source; });
-      if (__all_sync(kWarp, came) == 0) return;
+      if (first != 0) {
+        const bool came = take(
+            group_, row_wait(), exists ? 1u : 0u, data, [&](int) { return chunk_at(from, chunk); },
+            [&](int) { return row.source; });
+        if (__all_sync(kWarp, came) == 0) return;
+      }
       const std::uint32_t scales[4] = {data[0].x, data[0].y, data[0].z, data[0].w};
       if (call_.quantize == static_cast<std::uint32_t>(Quantize::fp8_ue8m0))
         store_words<1>(row, exists, chunk, {pack_ue8m0(scales, chunk)});
@@ -409,29 +463,17 @@ class DispatchReceiver {
   }
 
   /// Copies the scales of a piece where they are bytes, after its codes, which it may restore. A
-  /// lane has sixteen of them.
-  __device__ void copy_byte_scales(const ReceivedRow& row, std::uint32_t piece) const {
-    constexpr bool kFourBits = kRows == RowKind::nvfp4;
-    constexpr std::uint32_t kGroups =
-        kPieceChunks * sizeof(uint4) * (kFourBits ? 2 : 1) / (kFourBits ? 16 : 32);
-    constexpr std::uint32_t kScaleChunks = kGroups / sizeof(uint4);
-    static_assert(kScaleChunks <= 32);
-    std::byte* const from = place_of(row) + call_.row.scales;
-    const std::uint32_t chunk = piece * kScaleChunks + lane_id();
-    const bool exists = lane_id() < kScaleChunks && chunk < call_.row.scale_chunks;
-    const bool global = kFourBits && piece == 0 && lane_id() == 0;
-    uint4 data[2];
-    const bool came = take(
-        group_, row_wait(), (exists ? 1u : 0u) | (global ? 2u : 0u), data,
-        [&](int i) { return chunk_at(from, i == 0 ? chunk : call_.row.scale_chunks); },
-        [&](int) { return row.source; });
-    if (__all_sync(kWarp, came) == 0) return;
-    if (global) check_global_scale(row, data[1].x);
-    std::uint32_t words[4] = {data[0].x, data[0].y, data[0].z, data[0].w};
+  /// lane has taken sixteen of them.
+  __device__ void copy_byte_scales(const ReceivedRow& row, const PieceChunks& chunks,
+                                   const uint4& taken) const {
+    const bool exists = chunks.has_scales;
+    if (chunks.has_global) check_global_scale(row, taken.x);
+    std::uint32_t words[4] = {taken.x, taken.y, taken.z, taken.w};
     if constexpr (kFourBits) {
       constexpr std::uint32_t kEscaped = numeric::kNvfp4Escaped * 0x0101'0101u;
       const std::uint32_t any = (words[0] | words[1] | words[2] | words[3]) & kEscaped;
-      if (__any_sync(kWarp, exists && any != 0) != 0) restore(row, exists, chunk, words);
+      if (__any_sync(kWarp, exists && any != 0) != 0)
+        restore(row, exists, chunks.scale_chunk, words);
 #pragma unroll
       for (std::uint32_t& word : words) word &= ~kEscaped;
     } else {
@@ -439,7 +481,7 @@ class DispatchReceiver {
       for (std::uint32_t& word : words)
         word |= __vcmpeq4(word, kMxNanOnTheWire * 0x0101'0101u) & 0x0101'0101u;
     }
-    store_words<4>(row, exists, chunk * 4, words);
+    store_words<4>(row, exists, chunks.scale_chunk * 4, words);
   }
 
   /// Restores the groups of sixteen channels whose scales say that their codes travelled as
@@ -472,12 +514,14 @@ class DispatchReceiver {
                    false);
   }
 
-  /// Copies the weight of this lane's top-k slot: the half may be written again before the combine
-  /// needs it.
-  __device__ void keep_weight(const ReceivedRow& row, std::uint32_t slot) const {
-    auto* const from =
-        reinterpret_cast<std::uint32_t*>(slot_weights(group_, group_.me, row.slot)) + lane_id();
-    std::uint32_t weight = ptx::ld_relaxed_sys_global(from);
+  __device__ std::uint32_t* weight_at(const ReceivedRow& row) const {
+    return reinterpret_cast<std::uint32_t*>(slot_weights(group_, group_.me, row.slot)) + lane_id();
+  }
+  /// Copies the weight of this lane's top-k slot, which has been loaded: the half may be written
+  /// again before the combine needs it.
+  __device__ void keep_weight(const ReceivedRow& row, std::uint32_t slot,
+                              std::uint32_t weight) const {
+    std::uint32_t* const from = weight_at(row);
     if (self_signalling(group_)) {
       if (weight == kSentinel) weight = wait_word(wait_of(row.source), row_wait(), from);
       *from = kSentinel;
@@ -485,7 +529,7 @@ class DispatchReceiver {
     call_.handle.weights[handle_index(slot)] = __uint_as_float(weight);
   }
 
-  const LowLatencyDispatchReceive& call_;
+  const DispatchReceivePart& call_;
   const DeviceGroup& group_;
   const BlockRange blocks_;
   /// Ranks that were masked when the block began. Counts of a rank that fails later remain in use,
@@ -496,11 +540,13 @@ class DispatchReceiver {
   std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
-/// The receive. The `blocks` blocks call; kCounts: counts(call.group).
-template <bool kCounts, RowKind kRows>
-__device__ void receive(const LowLatencyDispatchReceive& call, const BlockRange& blocks) {
+/// The receive. The `blocks` blocks call; kCounts: counts(call.group). kJoined: in one launch with
+/// the send.
+template <bool kCounts, RowKind kRows, bool kJoined = false>
+__device__ void receive(const DispatchReceivePart& call, const DeviceGroup& group,
+                        const BlockRange& blocks) {
   __shared__ bool masked[kMaxDeviceRanks];
-  DispatchReceiver<kCounts, kRows> receiver(call, blocks, masked);
+  DispatchReceiver<kCounts, kRows, kJoined> receiver(call, group, blocks, masked);
   __syncthreads();
   receiver.pass();
   receiver.run();
@@ -508,9 +554,10 @@ __device__ void receive(const LowLatencyDispatchReceive& call, const BlockRange&
 }
 
 /// Completes `call`. Returns the number of blocks, at most `most`.
-inline std::uint32_t divide(LowLatencyDispatchReceive& call, std::int32_t most) {
+inline std::uint32_t divide(DispatchReceivePart& call, const DeviceGroup& group,
+                            std::int32_t most) {
   const auto tokens = static_cast<std::uint32_t>(call.sizes.max_tokens);
-  const std::uint32_t slots = static_cast<std::uint32_t>(call.group.ranks) * tokens;
+  const std::uint32_t slots = static_cast<std::uint32_t>(group.ranks) * tokens;
   call.pieces = (call.row.chunks + kPieceChunks - 1) / kPieceChunks;
   call.by_tokens = Divisor(tokens);
   call.by_slots = Divisor(slots);

@@ -50,7 +50,7 @@ static_assert(kThreads >= kMaxDeviceRanks);
 constexpr std::uint32_t kEncodedThreads = 448;
 /// Blocks per SM: as many as its registers allow.
 constexpr std::int32_t kBlocksPerMultiprocessor = 2;
-constexpr std::uint32_t kAhead = 4;  // chunks of 16 bytes that a thread has in flight
+constexpr std::uint32_t kAhead = 4;  // chunks of an expert output that a thread has in flight
 
 /// One (source, token) as its warps hold it: lane k has the output of the expert in top-k slot k.
 struct CombineItem {
@@ -171,29 +171,40 @@ class CombineSender {
         __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(item.row), lane));
   }
 
-  /// Waits for the weights only when loads of the first row are in flight.
-  __device__ void send_sum(CombineItem& item) const {
+  /// Sends the part `part` of the parts into which blocks divide a sum. A thread has kRows expert
+  /// outputs in flight, kChunks chunks of each, and waits for the weights only when the first are.
+  template <std::uint32_t kChunks, std::uint32_t kRows>
+  __device__ void send_sum(CombineItem& item, std::uint32_t part) const {
     const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
     bool weighted = false;
     auto* const out = reinterpret_cast<uint4*>(target(item, sum_place(item)));
     // A warp without a chunk skips the loop: no row depends on the weights that it would wait for.
     const std::uint32_t warp = threadIdx.x / 32 * 32;
-    for (std::uint32_t first = 0; first + warp < chunks; first += kAhead * kThreads) {
-      float sums[kAhead][8] = {};
-      for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
-        const int lane = __ffs(left) - 1;
-        const auto* const row = reinterpret_cast<const uint4*>(row_of(item, lane));
-        uint4 data[kAhead];
-        load_chunks(data, row, first, chunks);
+    for (std::uint32_t first = part * kChunks * kThreads; first + warp < chunks;
+         first += call_.parts * kChunks * kThreads) {
+      float sums[kChunks][8] = {};
+      for (std::uint32_t left = item.topk_slots; left != 0;) {
+        uint4 data[kRows][kChunks];
+        std::uint32_t ahead = left;
+#pragma unroll
+        for (std::uint32_t r = 0; r < kRows; ++r, ahead &= ahead - 1) {
+          if (ahead == 0) continue;
+          load_chunks(data[r], reinterpret_cast<const uint4*>(row_of(item, __ffs(ahead) - 1)),
+                      first, chunks);
+        }
         if (!weighted) load_weights(item);
         weighted = true;
-        const float weight = __shfl_sync(kWarp, item.weight, lane);
 #pragma unroll
-        for (std::uint32_t i = 0; i < kAhead; ++i) add(sums[i], data[i], weight);
+        for (std::uint32_t r = 0; r < kRows; ++r, left &= left - 1) {
+          if (left == 0) continue;
+          const float weight = __shfl_sync(kWarp, item.weight, __ffs(left) - 1);
+#pragma unroll
+          for (std::uint32_t i = 0; i < kChunks; ++i) add(sums[i], data[r][i], weight);
+        }
       }
-      uint4 data[kAhead];
+      uint4 data[kChunks];
 #pragma unroll
-      for (std::uint32_t i = 0; i < kAhead; ++i) data[i] = Bfloat16Vector::narrow(sums[i]);
+      for (std::uint32_t i = 0; i < kChunks; ++i) data[i] = Bfloat16Vector::narrow(sums[i]);
       store_chunks(out, data, first, chunks);
     }
   }
@@ -403,18 +414,20 @@ class CombineSender {
       send_float8_block(row, block, values, to);
   }
 
-  __device__ static void load_chunks(uint4 (&data)[kAhead], const uint4* row, std::uint32_t first,
+  template <std::uint32_t kChunks>
+  __device__ static void load_chunks(uint4 (&data)[kChunks], const uint4* row, std::uint32_t first,
                                      std::uint32_t chunks) {
 #pragma unroll
-    for (std::uint32_t i = 0; i < kAhead; ++i) {
+    for (std::uint32_t i = 0; i < kChunks; ++i) {
       const std::uint32_t chunk = first + i * kThreads + threadIdx.x;
       data[i] = chunk < chunks ? __ldg(row + chunk) : uint4{};
     }
   }
-  __device__ static void store_chunks(uint4* row, const uint4 (&data)[kAhead], std::uint32_t first,
+  template <std::uint32_t kChunks>
+  __device__ static void store_chunks(uint4* row, const uint4 (&data)[kChunks], std::uint32_t first,
                                       std::uint32_t chunks) {
 #pragma unroll
-    for (std::uint32_t i = 0; i < kAhead; ++i) {
+    for (std::uint32_t i = 0; i < kChunks; ++i) {
       const std::uint32_t chunk = first + i * kThreads + threadIdx.x;
       if (chunk < chunks) store_row(row + chunk, data[i]);
     }
@@ -468,8 +481,9 @@ constexpr std::uint32_t threads_of(CombineRowForm form) {
 }
 
 /// The send. The `blocks` blocks call, of threads_of(kForm) threads; without flags also of more.
-/// kWhole: with encoded rows, they consist of whole pieces. kCounts: counts(call.group).
-template <CombineRowForm kForm, bool kWhole, bool kCounts>
+/// kWhole: with encoded rows, they consist of whole pieces. kCounts: counts(call.group). kParted:
+/// blocks divide sums.
+template <CombineRowForm kForm, bool kWhole, bool kCounts, bool kParted = false>
 __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks) {
   constexpr CombineEncoding kEncoding = encoding_of(kForm);
   constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
@@ -487,6 +501,8 @@ __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks
     workers = static_cast<std::int32_t>(CombineRow<kEncoding, kWhole>(call.sizes.hidden).blocks());
     i += step * warp;
     step *= kWarps;
+  } else if (kParted) {
+    workers = static_cast<std::int32_t>(call.parts);
   }
   CombineItem item =
       sender.load(i / workers);  // before the waits; later items, before the row of the last one
@@ -503,7 +519,8 @@ __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks
       } else {
         if (sender.wanted(item)) {
           if constexpr (kForm == CombineRowForm::sums)
-            sender.send_sum(item);
+            sender.template send_sum<kParted ? 1 : 2, kParted ? 8 : 4>(
+                item, static_cast<std::uint32_t>(i % workers));
           else if constexpr (kForm == CombineRowForm::rows)
             sender.send_rows(item);
           else if constexpr (is_sums(kForm))
@@ -545,6 +562,7 @@ inline std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int3
 inline std::uint32_t divide(LowLatencyCombineSend& call, std::int32_t most) {
   const CombineRowForm form = sent_form(call);
   call.split = is_sums(form) ? 0 : split_of_pairs(call, most);
+  call.parts = 1;
   return static_cast<std::uint32_t>(
       std::min<std::int64_t>(most, (expected_pairs(call) << call.split) + 1));
 }

@@ -30,9 +30,10 @@
 
 namespace shoal::ep::cuda::dispatch_send {
 
-// Threads that send rows: one for each 16 channels, up to a number of which several blocks fit on
-// an SM; at least one for each rank, because a thread waits for the grant of each.
-constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
+// Threads that send rows: one for each 16 channels, up to a number with which a quarter of a block,
+// with the warp of the headers, has all registers of a quarter of an SM; at least one for each rank,
+// because a thread waits for the grant of each.
+constexpr std::uint32_t kMaxThreads = 480, kMinThreads = kMaxDeviceRanks;
 constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
 
 __device__ inline std::int64_t given_expert(const LowLatencyDispatchSend& call, std::int32_t at) {
@@ -71,8 +72,13 @@ __device__ inline std::int32_t checked_expert(const LowLatencyDispatchSend& call
   return twice ? -1 : expert;
 }
 
+/// Places of the first experts in shared memory: a load of them from there need not wait for the
+/// load of an index.
+constexpr std::int32_t kSharedPlaces = 512;
+
 /// All warps of a block load the token, so that none has to wait for another. Nothing here needs
-/// the place of the expert, so that the load of it is in flight while the caller numbers rows.
+/// the place of the expert, so that the load of it, if it is none of kSharedPlaces, is in flight
+/// while the caller numbers rows.
 __device__ inline LowLatencyToken load_token(const LowLatencyDispatchSend& call, std::int32_t token,
                                              bool report) {
   const DeviceGroup& group = call.group;
@@ -86,13 +92,15 @@ __device__ inline LowLatencyToken load_token(const LowLatencyDispatchSend& call,
     if (call.weights != nullptr) t.weight = call.weights[i];
   }
   t.expert = checked_expert(call, token, given, report);
-  if (t.expert >= 0) t.place = group.expert_table.place(t.expert);
+  if (t.expert >= kSharedPlaces) t.place = group.expert_table.place(t.expert);
   t.targets = 0;
   return t;
 }
 
 /// A warp calls, for a token that it has loaded.
-__device__ inline void find_targets(LowLatencyToken& t, const bool* masked) {
+__device__ inline void find_targets(LowLatencyToken& t, const std::int32_t* places,
+                                    const bool* masked) {
+  if (t.expert >= 0 && t.expert < kSharedPlaces) t.place.word = places[t.expert];
   t.slot = make_topk_slot(t.place.rank());
   t.targets = __ballot_sync(kWarp, t.slot.last && !masked[t.slot.rank]);
 }
@@ -151,7 +159,8 @@ class ExpertRowCounts {
       : call_(call),
         threads_(static_cast<std::int32_t>(threads)),
         counts_(counts),
-        place_(place_of(me())) {}
+        place_(place_of(me())),
+        given_(me() < call.tokens * call.group.top_k ? given_expert(call, me()) : -1) {}
 
   __device__ void count(std::int32_t from) const {
     const DeviceGroup& group = call_.group;
@@ -159,7 +168,7 @@ class ExpertRowCounts {
     row_barrier(static_cast<std::uint32_t>(threads_));
 #pragma unroll 1
     for (std::int32_t at = me(); at < call_.tokens * group.top_k; at += threads_) {
-      const std::int64_t expert = given_expert(call_, at);
+      const std::int64_t expert = at == me() ? given_ : given_expert(call_, at);
       if (expert >= from && expert < min(from + kCounted, group.experts) &&
           is_first(call_, at, expert))
         atomicAdd(counts_ + (expert - from), 1u);
@@ -190,7 +199,9 @@ class ExpertRowCounts {
   const LowLatencyDispatchSend& call_;
   const std::int32_t threads_;
   std::uint32_t* const counts_;
-  const ExpertPlace place_;  ///< of expert me(), loaded before its rows are counted
+  // Loaded before anything is counted.
+  const ExpertPlace place_;   ///< of expert me()
+  const std::int64_t given_;  ///< index me() of all tokens
 };
 
 __device__ inline const std::uint16_t* row_of(const LowLatencyDispatchSend& call,
@@ -198,13 +209,48 @@ __device__ inline const std::uint16_t* row_of(const LowLatencyDispatchSend& call
   return call.x + static_cast<std::size_t>(token) * call.sizes.hidden;
 }
 
-__device__ inline void prefetch_row(const LowLatencyDispatchSend& call, std::int32_t token) {
-  constexpr std::uint32_t kLineChannels = 64;  // 128 bytes
-  if (token >= call.tokens) return;
-  for (std::uint32_t channel = threadIdx.x * kLineChannels;
-       channel < static_cast<std::uint32_t>(call.sizes.hidden);
-       channel += blockDim.x * kLineChannels)
-    ptx::prefetch_global_l2(row_of(call, token) + channel);
+/// What a thread sends of a row at a time: two vectors of 16 bytes.
+struct RowPart {
+  uint4 low{}, high{};
+};
+__device__ inline bool sends_bfloat16(const LowLatencyDispatchSend& call) {
+  return call.quantize == static_cast<std::uint32_t>(Quantize::none);
+}
+/// Index of vector i in a thread's turn: in bfloat16 neighbouring threads have neighbouring vectors,
+/// otherwise a thread has 16 neighbouring channels.
+template <RowKind kRows>
+__device__ std::uint32_t vector_of(const LowLatencyDispatchSend& call, std::uint32_t turn,
+                                   std::uint32_t i) {
+  const std::uint32_t threads = blockDim.x - 32;
+  if (kRows == RowKind::wide && sends_bfloat16(call)) return (2 * turn + i) * threads + threadIdx.x;
+  return 2 * (turn * threads + threadIdx.x) + i;
+}
+/// Loads the part, as far as the row has it; none of a token beyond the last.
+template <RowKind kRows>
+__device__ RowPart load_part(const LowLatencyDispatchSend& call, std::int32_t token,
+                             std::uint32_t turn) {
+  const auto* const row = reinterpret_cast<const uint4*>(row_of(call, token));
+  const std::uint32_t vectors =
+      token < call.tokens ? static_cast<std::uint32_t>(call.sizes.hidden) / 8 : 0;
+  const std::uint32_t low = vector_of<kRows>(call, turn, 0), high = vector_of<kRows>(call, turn, 1);
+  RowPart part;
+  if (low < vectors) part.low = __ldg(row + low);
+  if (high < vectors) part.high = __ldg(row + high);
+  return part;
+}
+/// Calls f(turn, part) for every turn of a thread in which its warp has channels. `part`: that of
+/// the first turn.
+template <RowKind kRows, typename F>
+__device__ void for_parts(const LowLatencyDispatchSend& call, std::int32_t token, RowPart part,
+                          F&& f) {
+  const auto vectors = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  const std::uint32_t of_warp =
+      lane_id() * (kRows == RowKind::wide && sends_bfloat16(call) ? 1 : 2);
+#pragma unroll 1
+  for (std::uint32_t turn = 0; vector_of<kRows>(call, turn, 0) - of_warp < vectors; ++turn) {
+    if (turn != 0) part = load_part<kRows>(call, token, turn);
+    f(turn, part);
+  }
 }
 
 /// Calls f(rank) for every rank that gets the token.
@@ -214,56 +260,40 @@ __device__ void for_targets(const LowLatencyToken& t, F&& f) {
     f(__shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1));
 }
 
-/// Sends the row in bfloat16, 16 bytes a thread and kAhead loads in flight.
+/// Sends the row in bfloat16.
 __device__ inline void send_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                const std::uint16_t* row, std::size_t slot) {
-  const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
-  constexpr std::uint32_t kAhead = 2;  // vectors of 16 bytes per thread in flight
-  for (std::uint32_t first = 0; first < chunks; first += kAhead * (blockDim.x - 32)) {
-    uint4 data[kAhead];
-#pragma unroll
-    for (std::uint32_t i = 0; i < kAhead; ++i) {
-      const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
-      if (chunk < chunks) data[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk);
-    }
+                                const RowPart& begin, std::size_t slot, std::int32_t token) {
+  const auto vectors = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  for_parts<RowKind::wide>(call, token, begin, [&](std::uint32_t turn, const RowPart& part) {
+    const std::uint32_t low = vector_of<RowKind::wide>(call, turn, 0),
+                        high = vector_of<RowKind::wide>(call, turn, 1);
     for_targets(t, [&](std::int32_t rank) {
       auto* const target = reinterpret_cast<uint4*>(slot_row(call.group, rank, slot));
-#pragma unroll
-      for (std::uint32_t i = 0; i < kAhead; ++i) {
-        const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
-        if (chunk < chunks) store_row(target + chunk, data[i]);
-      }
+      if (low < vectors) store_row(target + low, part.low);
+      if (high < vectors) store_row(target + high, part.high);
     });
-  }
-}
-
-__device__ inline void load_unit(const std::uint16_t* row, std::uint32_t unit, uint4& low,
-                                 uint4& high) {
-  low = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit);
-  high = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit + 1);
+  });
 }
 
 /// Sends the row in float8, 16 channels a thread. The 8 threads of a group of channels compute its
 /// scale together, and the scales of a warp's 4 groups are one store.
 __device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                       const std::uint16_t* row, std::size_t slot,
-                                       std::int32_t token) {
+                                       const RowPart& begin, std::size_t slot, std::int32_t token) {
   constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kUnit;
   const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
   const auto rounding = call.quantize == static_cast<std::uint32_t>(Quantize::fp8)
                             ? numeric::ScaleRounding::none
                             : numeric::ScaleRounding::power_of_two;
-  // Whole warps iterate together because of the shuffles; the last group can be short.
-  for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
-    const std::uint32_t unit = first + lane_id();
-    uint4 low{}, high{};
-    if (unit < units) load_unit(row, unit, low, high);
-    std::uint32_t largest = largest_magnitude(low, high);
+  // Whole warps take turns together because of the shuffles; the last group can be short.
+  for_parts<RowKind::wide>(call, token, begin, [&](std::uint32_t turn, const RowPart& part) {
+    const std::uint32_t unit = turn * (blockDim.x - 32) + threadIdx.x, first = unit - lane_id();
+    std::uint32_t largest = largest_magnitude(part.low, part.high);
 #pragma unroll
     for (std::uint32_t distance = kThreadsPerGroup / 2; distance > 0; distance /= 2)
       largest = max(largest, __shfl_xor_sync(kWarp, largest, distance));
     const numeric::Scale scale = float8_scale(__uint_as_float(largest << 16), rounding);
-    const uint2 a = encode_e4m3(low, scale.quantize), b = encode_e4m3(high, scale.quantize);
+    const uint2 a = encode_e4m3(part.low, scale.quantize),
+                b = encode_e4m3(part.high, scale.quantize);
     const uint4 codes{a.x, a.y, b.x, b.y};
     const std::uint32_t bits = __float_as_uint(scale.dequantize);
     uint4 inverse;
@@ -279,30 +309,27 @@ __device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const
                                            first / kThreadsPerGroup * sizeof(float)),
                   inverse);
     });
-  }
+  });
 }
 
 /// Sends a row whose scales are bytes, 16 channels a thread. Lanes with scales of neighbouring
 /// groups put them together, so that the scales of a warp are one or two stores.
 template <RowKind kRows>
 __device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                     const std::uint16_t* row, std::size_t slot,
+                                     const RowPart& begin, float global_scale, std::size_t slot,
                                      std::int32_t token) {
   constexpr bool kFourBits = kRows == RowKind::nvfp4;
   constexpr int kLanes = kFourBits ? 1 : 2;           // of a group
   constexpr std::uint32_t kScaleChunks = 2 / kLanes;  // of a warp
   const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
   const auto lane = static_cast<int>(lane_id());
-  const GlobalScale global(kFourBits && call.global_scale != nullptr ? __ldg(call.global_scale)
-                                                                     : 1.0F);
-  for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
-    const std::uint32_t unit = first + lane_id();
-    uint4 low{}, high{};
-    if (unit < units) load_unit(row, unit, low, high);
-    std::uint32_t largest = largest_magnitude(low, high);
+  const GlobalScale global(global_scale);
+  for_parts<kRows>(call, token, begin, [&](std::uint32_t turn, const RowPart& part) {
+    const std::uint32_t unit = turn * (blockDim.x - 32) + threadIdx.x, first = unit - lane_id();
+    std::uint32_t largest = largest_magnitude(part.low, part.high);
     if constexpr (!kFourBits) largest = max(largest, __shfl_xor_sync(kWarp, largest, 1));
     uint4 codes;
-    std::uint32_t word = encode_unit<kRows>(low, high, largest, global, codes)
+    std::uint32_t word = encode_unit<kRows>(part.low, part.high, largest, global, codes)
                          << 8 * (lane / kLanes % 4);
     word |= __shfl_xor_sync(kWarp, word, kLanes);
     word |= __shfl_xor_sync(kWarp, word, 2 * kLanes);
@@ -325,7 +352,7 @@ __device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call, const L
       if (lane_id() < kScaleChunks && scale_chunk < call.row.scale_chunks)
         ptx::st_relaxed_sys_global(target + call.row.scales / sizeof(uint4) + scale_chunk, scales);
     });
-  }
+  });
   if (!kFourBits || threadIdx.x >= 32) return;
   for_targets(t, [&](std::int32_t rank) {
     if (lane == 0)
@@ -396,15 +423,15 @@ __device__ inline void send_ready(const LowLatencyDispatchSend& call, const LowL
 /// Sends everything but the header. The threads that send rows call.
 template <RowKind kRows>
 __device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                           const std::uint16_t* row, std::uint64_t epoch, std::size_t slot,
-                           std::int32_t token, std::uint32_t row_threads) {
+                           const RowPart& begin, float global_scale, std::uint64_t epoch,
+                           std::size_t slot, std::int32_t token, std::uint32_t row_threads) {
   if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
   if constexpr (kRows != RowKind::wide)
-    send_byte_scaled_row<kRows>(call, t, row, slot, token);
-  else if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
-    send_row(call, t, row, slot);
+    send_byte_scaled_row<kRows>(call, t, begin, global_scale, slot, token);
+  else if (sends_bfloat16(call))
+    send_row(call, t, begin, slot, token);
   else
-    send_float8_row(call, t, row, slot, token);
+    send_float8_row(call, t, begin, slot, token);
   if (call.flags == 0) return;
   if (!self_signalling(call.group)) row_barrier(row_threads);
   send_ready(call, t, epoch, slot);
@@ -457,10 +484,9 @@ __device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::u
     return passed;
   }
   const ExpertRowCounts counts(call, row_threads, count_of);
-  counts.count(0);
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   wait_grant<kCounts>(group, epoch, me, masked);
-  row_barrier(row_threads);
+  counts.count(0);
   if (me < group.ranks)
     ptx::st_relaxed_sys_global(
         dispatch_notice(group, me, epoch, group.me),
@@ -484,6 +510,7 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
                                      std::uint32_t row_threads, std::int32_t token,
                                      std::int32_t step, bool* masked) {
   __shared__ std::uint32_t numbers[32];  // row numbers of a token, by top-k slot
+  __shared__ std::int32_t places[kSharedPlaces];
   const DeviceGroup& group = call.group;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   const bool sends_rows = threadIdx.x < row_threads;
@@ -492,9 +519,20 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
        rank += 32)
     usable = wait_grant<false>(group, epoch, rank, masked) && usable;
   if (me < 32) numbers[me] = 0;
-  prefetch_row(call, token);
   const std::int64_t earlier = earlier_expert(call, token, me);
+  // The row is in flight with the experts of its token.
+  RowPart part;
+  if (sends_rows) part = load_part<kRows>(call, token, 0);
+  const float global_scale =
+      kRows == RowKind::nvfp4 && call.global_scale != nullptr ? __ldg(call.global_scale) : 1.0F;
+  const std::int32_t shared_places = min(group.experts, kSharedPlaces);
+  std::int32_t place = -1;
+  if (me < shared_places) place = group.expert_table.places[me];
   LowLatencyToken t = load_token(call, token, me < 32);
+  if (me < shared_places) places[me] = place;
+  for (std::int32_t e = me + static_cast<std::int32_t>(blockDim.x); e < shared_places;
+       e += static_cast<std::int32_t>(blockDim.x))
+    places[e] = group.expert_table.places[e];
   if (sends_rows) {
     row_barrier(row_threads);
     number_rows(call, token, t.expert, row_threads, earlier, numbers);
@@ -503,19 +541,20 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
   const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
   if (!usable) return passed;
   while (token < call.tokens) {
-    find_targets(t, masked);
+    find_targets(t, places, masked);
     const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
     if (threadIdx.x >= row_threads) {
       send_header(call, t, numbers, epoch, slot, masked);
       if (kCounts) count_rows(call, t);
       numbers[lane_id()] = 0;
     } else {
-      send_token<kRows>(call, t, row_of(call, token), epoch, slot, token, row_threads);
+      send_token<kRows>(call, t, part, global_scale, epoch, slot, token, row_threads);
       if (me < group.top_k)
         call.handle.ranks[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.rank;
     }
     token += step;
     if (token >= call.tokens) break;
+    if (sends_rows) part = load_part<kRows>(call, token, 0);
     t = load_token(call, token, me < 32);
     __syncthreads();
     if (sends_rows)
