@@ -51,8 +51,11 @@ void check_rounds(const EpCase& c, std::uint64_t rounds) {
       if (all.size() > 1)
         check_low_latency_quantized(group, now, all[1 + round % (all.size() - 1)]);
     }
-    const ExpertMajorCall call{.alignment = static_cast<std::int32_t>(1 + c.seed % 9)};
+    check_low_latency_unsummed(group, c);
+    ExpertMajorCall call{.alignment = static_cast<std::int32_t>(1 + c.seed % 9)};
     ep::Group blocks(world.team(), expert_major_options(c, call));
+    check_expert_major(blocks, c, call, host_tensors());
+    call.unsummed = true;
     check_expert_major(blocks, c, call, host_tensors());
   });
 }

@@ -236,7 +236,8 @@ class Group {
   /// Sends the expert output back and returns without waiting for that of other ranks.
   ///
   /// y: bfloat16 [max_local_experts(), R * max_tokens, hidden], contiguous unless zero_copy.
-  /// topk_idx: as given to the dispatch. weights: float32 [tokens, top_k], of this rank's tokens.
+  /// topk_idx: as given to the dispatch. weights: float32 [tokens, top_k], of this rank's tokens;
+  /// optional where the rows are not summed (LowLatencyCombineOptions::unsummed).
   [[nodiscard]] PendingCombine low_latency_combine(const ConstTensorView& y,
                                                    const ConstTensorView& topk_idx,
                                                    const ConstTensorView& weights,

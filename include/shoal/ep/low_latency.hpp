@@ -165,7 +165,22 @@ struct LowLatencyCombineOptions {
   /// y lies in Group::next_combine_buffer, so it need not be copied. Not with log_fmt or quantize.
   bool zero_copy = false;
   Reduction reduction = Reduction::automatic;
-  /// bfloat16 [tokens, hidden]; optional: the memory of the result.
+  /// true: the receive returns the expert outputs in top-k order, bfloat16 [tokens, top_k, hidden],
+  /// for an engine that sums them in another kernel. Row [t, k] is what the expert of topk_idx[t, k]
+  /// wrote to y, without a weight; with log_fmt or quantize it is the decoded row, rounded to
+  /// bfloat16. It is zero where the slot has no expert or the expert's rank is masked. On GPUs two
+  /// neighbouring NaNs of 0xffff become other NaNs.
+  ///
+  /// One row per (token, expert) travels, as with Reduction::exact: per_rank is
+  /// Error{invalid_argument}, and other ranks may be exact and sum. Weights are not used; they may
+  /// be undefined.
+  ///
+  ///     auto arrived = group.low_latency_dispatch(x, topk_idx).receive();
+  ///     auto sent = group.low_latency_combine(y, topk_idx, {}, arrived.handle, {.unsummed = true});
+  ///     shoal::Tensor rows = sent.receive();  // [tokens, top_k, hidden]
+  bool unsummed = false;
+  /// bfloat16 [tokens, hidden], with `unsummed` [tokens, top_k, hidden]; optional: the memory of the
+  /// result.
   TensorView out{};
   /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
   TensorView wait_ns{};
@@ -186,10 +201,10 @@ class PendingCombine {
   /// Whether receive() would return without waiting, or the group's timeout has passed
   /// (PendingDispatch::ready).
   [[nodiscard]] bool ready() const;
-  /// Waits for the rows of all ranks and returns their sums, bfloat16 [tokens, hidden], in `out`
-  /// when that is given. Throws as PendingDispatch::receive does. With zero_copy, other ranks may
-  /// still read y after this returns; next_combine_buffer waits for them before it returns the same
-  /// memory again.
+  /// Waits for the rows of all ranks and returns their sums, bfloat16 [tokens, hidden], or the rows
+  /// (LowLatencyCombineOptions::unsummed), in `out` when that is given. Throws as
+  /// PendingDispatch::receive does. With zero_copy, other ranks may still read y after this
+  /// returns; next_combine_buffer waits for them before it returns the same memory again.
   Tensor receive();
 
  private:

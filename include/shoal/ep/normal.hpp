@@ -226,7 +226,7 @@ struct ExpandOptions {
 };
 
 /// Options of Group::combine. topk_idx, topk_rows and several weights a row are for rank-major
-/// handles.
+/// handles, unsummed for expert-major ones.
 struct CombineOptions {
   /// float32 [rows, top_k], expert-major [rows, 1]; optional. Returned to the source rank and
   /// summed there like the rows; expert-major: each to its top-k slot.
@@ -239,18 +239,29 @@ struct CombineOptions {
   /// each row. y may not lie in the group's memory. An index outside y is
   /// Error{invalid_argument}; where GPUs find it, it counts as -1 and Group::synchronize throws.
   ConstTensorView topk_rows{};
-  /// 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows.
+  /// 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows. Not with unsummed.
   std::vector<ConstTensorView> bias{};
-  /// [tokens, hidden]; optional: the memory of the result.
+  /// true: the result has the row of each top-k slot, [tokens, top_k, hidden], for an engine that
+  /// sums them in another kernel: the bits that the slot's expert wrote to y, or zeros without one.
+  /// Expert-major handles only, since rows of the others are summed at their rank:
+  /// Error{invalid_argument}. The same on all ranks where they are on several nodes, else
+  /// Error{mismatch}. On GPUs for groups in one NVLink domain.
+  ///
+  ///     shoal::ep::ExpertMajorDispatched got = group.dispatch_expert_major(x, routing);
+  ///     shoal::Tensor rows = group.combine(got.x, got.handle, {.unsummed = true}).x;
+  bool unsummed = false;
+  /// [tokens, hidden], with `unsummed` [tokens, top_k, hidden]; optional: the memory of the result.
   TensorView out{};
   /// float32 [tokens, top_k]; optional: the memory of Combined::topk_weights.
   TensorView out_weights{};
   Launch launch{};
 };
 
-/// The sum of the expert output of this rank's tokens.
+/// The sum of the expert output of this rank's tokens, or its rows (CombineOptions::unsummed).
 struct Combined {
-  Tensor x;  ///< [tokens, hidden], dtype of y; CombineOptions::out when that is given
+  /// [tokens, hidden] or [tokens, top_k, hidden], dtype of y; CombineOptions::out when that is
+  /// given.
+  Tensor x;
   /// float32 [tokens, top_k], when CombineOptions::weights is given; CombineOptions::out_weights
   /// when that is given as well.
   std::optional<Tensor> topk_weights;

@@ -270,6 +270,13 @@ void check_combine(const GroupState& group, const ConstTensorView& y, const Hand
         name);
     check_tensor(group, "combine", name, array, {handle.result_rows, group.shape.top_k}, {dtype});
   }
+  require(
+      !options.unsummed || handle.expert_alignment > 0, Code::invalid_argument,
+      "SHOAL-N582: combine: CombineOptions.unsummed is for expert-major layouts; this handle has "
+      "a rank-major one, whose rows are summed at the rank of the experts");
+  require(
+      !options.unsummed || options.bias.empty(), Code::invalid_argument,
+      "SHOAL-N582: combine: CombineOptions.bias with CombineOptions.unsummed, which adds nothing");
   const std::size_t row_bytes = hidden * size_of(y.dtype);
   require(row_bytes <= group.shape.max_combine_row_bytes, Code::invalid_argument,
           "SHOAL-N579: combine: rows of {} have {} bytes; this group was made for at most {} "
@@ -294,7 +301,9 @@ void check_combine(const GroupState& group, const ConstTensorView& y, const Hand
     check_row_address("combine", "a tensor of CombineOptions.bias", bias);
   }
   if (options.out.defined()) {
-    check_tensor(group, "combine", "CombineOptions.out", options.out, {tokens, hidden}, {y.dtype});
+    group.shape.with_combined_extents(tokens, options.unsummed, [&](auto extents) {
+      check_tensor(group, "combine", "CombineOptions.out", options.out, extents, {y.dtype});
+    });
     check_row_address("combine", "CombineOptions.out", options.out);
   }
   if (options.out_weights.defined()) {
@@ -354,7 +363,8 @@ void check_low_latency_combine(const GroupState& group, const ConstTensorView& y
           call);
   const auto& shape = group.shape;
   const std::int64_t tokens = handle->routing->tokens;
-  check_tensor(group, call, "weights", weights, {tokens, shape.top_k}, {DataType::float32});
+  if (weights.defined() || !options.unsummed)
+    check_tensor(group, call, "weights", weights, {tokens, shape.top_k}, {DataType::float32});
   require(
       topk_idx.rank == 2 && topk_idx.shape[0] == tokens && topk_idx.shape[1] == shape.top_k,
       Code::invalid_argument, "SHOAL-N586: {}: topk_idx is {}; the dispatch had [{}, {}]", call,
@@ -383,6 +393,10 @@ void check_low_latency_combine(const GroupState& group, const ConstTensorView& y
       options.reduction <= Reduction::exact, Code::invalid_argument,
       "SHOAL-N584: {}: reduction has the unknown value {}; allowed: 0 (automatic) to {} (exact)",
       call, static_cast<int>(options.reduction), static_cast<int>(Reduction::exact));
+  require(!options.unsummed || options.reduction != Reduction::per_rank, Code::invalid_argument,
+          "SHOAL-N582: {}: unsummed with reduction per_rank, which sums the rows of a rank before "
+          "they travel; choose one",
+          call);
   const std::int64_t rows = shape.low_latency_rows();
   if (options.zero_copy) {
     const TensorView buffer = group.combine_buffer;
@@ -399,7 +413,9 @@ void check_low_latency_combine(const GroupState& group, const ConstTensorView& y
     check_row_address(call, "y", y);
   }
   if (options.out.defined()) {
-    check_tensor(group, call, "out", options.out, {tokens, shape.hidden}, {DataType::bfloat16});
+    shape.with_combined_extents(tokens, options.unsummed, [&](auto extents) {
+      check_tensor(group, call, "out", options.out, extents, {DataType::bfloat16});
+    });
     check_row_address(call, "out", options.out);
   }
   check_wait_ns(group, call, options.wait_ns);

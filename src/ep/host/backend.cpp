@@ -227,7 +227,8 @@ std::shared_ptr<PendingCombineState> LowLatency::combine(
   pending->group = group_.state.shared_from_this();
   pending->handle = handle;
   pending->options = options;
-  pending->weights.assign(weights.as<float>(), weights.as<float>() + weights.size());
+  if (weights.defined())
+    pending->weights.assign(weights.as<float>(), weights.as<float>() + weights.size());
   require(
       !handle->has_weights || pending->weights.empty() ||
           std::memcmp(pending->weights.data(), handle->weights.data(), weights.bytes()) == 0,

@@ -64,6 +64,13 @@ struct Shape {
   std::int64_t max_expert_major_rows(std::int64_t alignment) const noexcept {
     return max_received() * std::min(top_k, local_experts) + local_experts * (alignment - 1);
   }
+  /// Calls f with the extents of a combine's result: [tokens, hidden], or `unsummed`
+  /// [tokens, top_k, hidden].
+  template <typename F>
+  auto with_combined_extents(std::int64_t tokens, bool unsummed, F&& f) const {
+    using Extents = std::initializer_list<std::int64_t>;
+    return unsummed ? f(Extents{tokens, top_k, hidden}) : f(Extents{tokens, hidden});
+  }
   /// Low latency: rows of one local expert, at most.
   std::int64_t low_latency_rows() const noexcept { return ranks * low_latency_max_tokens; }
 };

@@ -342,6 +342,23 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
   return out;
 }
 
+std::vector<std::uint16_t> expected_unsummed(const EpCase& c, std::int32_t rank,
+                                             const std::vector<int>& masked,
+                                             const Travels& travels) {
+  const auto topk_idx = c.topk(rank);
+  std::vector<std::uint16_t> out;
+  for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
+    std::vector<std::int64_t> experts(topk_idx.begin() + t * c.top_k,
+                                      topk_idx.begin() + (t + 1) * c.top_k);
+    for (std::int64_t& expert : experts)
+      if (expert >= 0 && !masked.empty() && masked[c.rank_of(expert)] != 0) expert = -1;
+    std::ranges::transform(
+        low_latency_expert_output(c, rank, t, experts.data(), travels.to_experts, travels.back),
+        std::back_inserter(out), bf16_of);
+  }
+  return out;
+}
+
 void expect_same(const std::string& what, const void* got, const void* wanted, std::size_t bytes,
                  std::size_t element) {
   if (bytes == 0 || std::memcmp(got, wanted, bytes) == 0) return;

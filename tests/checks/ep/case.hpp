@@ -181,6 +181,11 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
                                                 const std::vector<int>& masked = {},
                                                 const Travels& travels = {});
 
+/// The rows of that combine, [tokens, top_k, hidden], with LowLatencyCombineOptions::unsummed.
+std::vector<std::uint16_t> expected_unsummed(const EpCase& c, std::int32_t rank,
+                                             const std::vector<int>& masked = {},
+                                             const Travels& travels = {});
+
 std::uint16_t bf16_of(float value);
 float float_of_bf16(std::uint16_t bits);
 

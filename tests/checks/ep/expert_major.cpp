@@ -90,6 +90,7 @@ class ExpertMajorRound::Round {
       biases.push_back(tensors_.upload(bias));
       options.bias.push_back(biases.back());
     }
+    options.unsummed = call_.unsummed;
     check(group_.combine(y, got.handle, options));
   }
 
@@ -248,9 +249,22 @@ class ExpertMajorRound::Round {
     const std::size_t element = size_of(call_.output_dtype);
     const std::int64_t* const topk_idx = topk_.data();
     const Tensor x = tensors_.download(combined.x);
-    expect(x.dtype == call_.output_dtype && x.shape[0] == tokens_ && x.shape[1] == case_.hidden,
+    expect(x.dtype == call_.output_dtype && x.rank == (call_.unsummed ? 3 : 2) &&
+               x.shape[0] == tokens_ && x.shape[x.rank - 1] == case_.hidden,
            "the combined x is " + x.describe());
-    for (std::int64_t t = 0; t < tokens_; ++t)
+    const auto expect_bits = [&](std::int64_t row, std::int64_t ch, std::uint32_t wanted) {
+      expect(std::memcmp(x.as<std::byte>() + (row * case_.hidden + ch) * element, &wanted,
+                         element) == 0,
+             [&] {
+               return fmt::format("combined row {}, channel {} differs ({}, alignment {})", row, ch,
+                                  case_.describe(), call_.alignment);
+             });
+    };
+    for (std::int64_t i = 0; call_.unsummed && i < tokens_ * case_.top_k; ++i)
+      for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
+        expect_bits(i, ch,
+                    topk_idx[i] < 0 ? 0 : output_bits(topk_idx[i], me_, i / case_.top_k, ch));
+    for (std::int64_t t = 0; !call_.unsummed && t < tokens_; ++t)
       for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
         float sum = 0;
         for (int b = 0; b < call_.biases; ++b) sum += decode(call_.output_dtype, bias_of(b, t, ch));
@@ -270,13 +284,7 @@ class ExpertMajorRound::Round {
             sum += decode(call_.output_dtype, encode(call_.output_dtype, of_node));
           }
         }
-        const std::uint32_t wanted = encode(call_.output_dtype, sum);
-        expect(std::memcmp(x.as<std::byte>() + (t * case_.hidden + ch) * element, &wanted,
-                           element) == 0,
-               [&] {
-                 return fmt::format("combined token {}, channel {} differs ({}, alignment {})", t,
-                                    ch, case_.describe(), call_.alignment);
-               });
+        expect_bits(t, ch, encode(call_.output_dtype, sum));
       }
     expect(combined.topk_weights.has_value() == call_.weights, "combined weights");
     if (!call_.weights) return;

@@ -30,6 +30,7 @@ struct ExpertMajorCall {
   bool worst_case = false;  ///< as many rows as the case can have
   bool copy_out = false;
   int biases = 0;
+  bool unsummed = false;  ///< CombineOptions::unsummed; without biases
   bool in_place = false;  ///< expert output in Dispatched::x; of the same size as its rows
   int cached = 0;         ///< further dispatches with the handle, each with its combine
   std::int32_t sms = 0;

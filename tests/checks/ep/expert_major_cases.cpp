@@ -30,6 +30,23 @@ std::vector<ExpertMajorCase> bias_and_output_cases(std::int32_t ranks) {
           {c, {.dtype = single, .output_dtype = single, .alignment = 3, .biases = 1}}};
 }
 
+std::vector<ExpertMajorCase> unsummed_cases(std::int32_t ranks) {
+  const EpCase c = small_case(ranks, 8);
+  std::vector<ExpertMajorCase> cases{
+      {c, {.alignment = 8, .unsummed = true, .in_place = true, .cached = 1}}};
+  for (const DataType dtype : {DataType::bfloat16, DataType::float16, DataType::float32}) {
+    cases.push_back({c, {.dtype = dtype, .output_dtype = dtype, .unsummed = true}});
+    cases.push_back({c,
+                     {.dtype = dtype,
+                      .output_dtype = dtype,
+                      .weights = false,
+                      .alignment = 16,
+                      .worst_case = true,
+                      .unsummed = true}});
+  }
+  return cases;
+}
+
 std::vector<ExpertMajorCase> scale_cases(std::int32_t ranks) {
   EpCase c = small_case(ranks, 9);
   c.hidden = 256;

@@ -34,12 +34,13 @@ TensorView as_stored(const TensorView& scales) {
 }
 
 std::string GpuLowLatencyCall::describe() const {
-  return fmt::format("quantize {} layout {} combine quantize {} reduction {} sms {}{}{}{}{}{}{}{}",
-                     static_cast<int>(quantize), static_cast<int>(scale_layout),
-                     static_cast<int>(combine_quantize), static_cast<int>(reduction), launch.sms,
-                     log_fmt ? " log_fmt" : "", zero_copy ? " zero_copy" : "",
-                     early_weights ? " early weights" : "", int32_topk ? " int32 topk" : "",
-                     out ? " out" : "", padded ? " padded" : "", defer_receive ? "" : " immediate");
+  return fmt::format(
+      "quantize {} layout {} combine quantize {} reduction {} sms {}{}{}{}{}{}{}{}{}",
+      static_cast<int>(quantize), static_cast<int>(scale_layout),
+      static_cast<int>(combine_quantize), static_cast<int>(reduction), launch.sms,
+      log_fmt ? " log_fmt" : "", zero_copy ? " zero_copy" : "",
+      early_weights ? " early weights" : "", int32_topk ? " int32 topk" : "", out ? " out" : "",
+      padded ? " padded" : "", defer_receive ? "" : " immediate", gives_rows ? " unsummed" : "");
 }
 
 GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c,
@@ -55,9 +56,12 @@ GpuLowLatencyRound::GpuLowLatencyRound(GpuGroup& owner, const EpCase& c,
     global_ = owner.tensors.upload(ConstTensorView(&kGlobalScale, DataType::float32, {1}));
   if (!call.out) return;
   out_memory_ = owner.tensors.empty(DataType::bfloat16,
-                                    {tokens_ + 1, c.hidden});  // the last row must stay as it is
-  out_ = out_memory_;
-  out_.shape[0] = tokens_;
+                                    {out_rows() + 1, c.hidden});  // the last row must stay as it is
+  if (call.gives_rows)
+    out_ = TensorView(out_memory_.data, DataType::bfloat16, {tokens_, c.top_k, c.hidden});
+  else
+    out_ = TensorView(out_memory_.data, DataType::bfloat16, {tokens_, c.hidden});
+  out_.device = out_memory_.device;
 }
 
 void GpuLowLatencyRound::run() {
@@ -132,10 +136,13 @@ ep::PendingCombine GpuLowLatencyRound::combine(const ep::LowLatencyReceived& got
                                        .quantize = call_.combine_quantize,
                                        .zero_copy = call_.zero_copy,
                                        .reduction = call_.reduction,
+                                       .unsummed = call_.gives_rows,
                                        .defer_receive = call_.defer_receive,
                                        .launch = call_.launch};
   if (call_.out) options.out = out_;
-  return owner_.group.low_latency_combine(y_, topk_, weights_, got.handle, options);
+  ConstTensorView weights;
+  if (!call_.gives_rows) weights = weights_;
+  return owner_.group.low_latency_combine(y_, topk_, weights, got.handle, options);
 }
 
 void GpuLowLatencyRound::check(const Tensor& out) {
@@ -151,8 +158,10 @@ void GpuLowLatencyRound::check(const Tensor& out) {
       travels.sums = travels.back;
     travels.unsummed = call_.unsummed;
   }
-  auto wanted = expected_low_latency(case_, owner_.me, call_.reduction, call_.masked, travels);
-  wanted.resize(tokens_ * case_.hidden, 0);  // tokens without experts
+  auto wanted = call_.gives_rows ? expected_unsummed(case_, owner_.me, call_.masked, travels)
+                                 : expected_low_latency(case_, owner_.me, call_.reduction,
+                                                        call_.masked, travels);
+  wanted.resize(out_rows() * case_.hidden, 0);  // tokens without experts
   expect(out.size() == static_cast<std::int64_t>(wanted.size()), "the result is " + out.describe());
   owner_.settle();
   const Tensor values = owner_.tensors.download(out);
@@ -162,7 +171,7 @@ void GpuLowLatencyRound::check(const Tensor& out) {
   expect(out.data == out_memory_.data, "the result is not in LowLatencyCombineOptions.out");
   const Tensor all = owner_.tensors.download(out_memory_);
   for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
-    expect(all.as<std::uint16_t>()[tokens_ * case_.hidden + ch] == 0xffff,
+    expect(all.as<std::uint16_t>()[out_rows() * case_.hidden + ch] == 0xffff,
            "combine wrote past the end of its result");
 }
 
@@ -174,7 +183,7 @@ void GpuLowLatencyRound::poison(const ep::LowLatencyReceived& got) {
 }
 
 void GpuLowLatencyRound::poison_out() {
-  owner_.tensors.poison(out_);
+  owner_.tensors.poison(as_rows(out_));
 }
 
 void GpuLowLatencyRound::change(const EpCase& now) {

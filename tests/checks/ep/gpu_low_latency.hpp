@@ -36,6 +36,7 @@ struct GpuLowLatencyCall {
   bool defer_receive = true;
   /// [ranks] those that send expert outputs in place of sums, where ranks differ in that.
   std::vector<int> unsummed{};
+  bool gives_rows = false;  ///< LowLatencyCombineOptions::unsummed
 
   std::string describe() const;
 };
@@ -83,6 +84,7 @@ class GpuLowLatencyRound {
   Tensor topk_on_host() const;
   Tensor weights_on_host() const;
   Tensor expert_output_on_host() const;
+  std::int64_t out_rows() const { return call_.gives_rows ? tokens_ * case_.top_k : tokens_; }
 
   GpuGroup& owner_;
   EpCase case_;

@@ -350,6 +350,52 @@ void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reductio
               wanted.size() * 2, 2);
 }
 
+void check_low_latency_unsummed(ep::Group& group, const EpCase& c) {
+  using ep::detail::CombineEncoding;
+  const std::int32_t me = group.team().my_pe();
+  const Inputs in(c, me);
+  const Tensor plain =
+      Tensor::empty(DataType::bfloat16, {c.local_experts(), c.ranks * c.max_tokens, c.hidden});
+  for (const CombineEncoding encoding : {CombineEncoding::bfloat16, CombineEncoding::log_fmt,
+                                         CombineEncoding::fp8, CombineEncoding::mxfp8}) {
+    const auto quantize = encoding == CombineEncoding::fp8     ? ep::Quantize::fp8
+                          : encoding == CombineEncoding::mxfp8 ? ep::Quantize::mxfp8
+                                                               : ep::Quantize::none;
+    if (c.hidden % ep::detail::hidden_multiple(quantize) != 0) continue;
+    // Then some ranks sum, which the others need not know.
+    for (const bool all : {true, false}) {
+      ep::LowLatencyDispatchOptions dispatch{.quantize = ep::Quantize::none};
+      if (all) dispatch.weights = in.weights;
+      const ep::LowLatencyReceived got =
+          group.low_latency_dispatch(in.x, in.topk_idx, dispatch).receive();
+      const bool unsummed = all || me % 2 == 0;
+      ep::LowLatencyCombineOptions options{
+          .log_fmt = encoding == CombineEncoding::log_fmt,
+          .quantize = quantize,
+          .zero_copy = all && encoding == CombineEncoding::bfloat16,
+          .reduction = unsummed ? ep::Reduction::automatic : ep::Reduction::exact,
+          .unsummed = unsummed,
+          .defer_receive = all};
+      const TensorView y =
+          options.zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(plain);
+      write_low_latency_expert_output(c, me, got, y);
+      const Tensor room = Tensor::empty(DataType::bfloat16, {c.tokens(me), c.top_k, c.hidden});
+      if (unsummed && !all) options.out = room;
+      ConstTensorView weights;
+      if (!all) weights = in.weights;
+      const Tensor out =
+          group.low_latency_combine(y, in.topk_idx, weights, got.handle, options).receive();
+      const Travels travels{.to_experts = {}, .back = combine_travel(encoding)};
+      const auto wanted = unsummed ? expected_unsummed(c, me, {}, travels)
+                                   : expected_low_latency(c, me, ep::Reduction::exact, {}, travels);
+      expect(out.rank == (unsummed ? 3 : 2) && out.size() == std::ssize(wanted),
+             "the result is " + out.describe());
+      expect_same(fmt::format("{} rows ({})", name_of(encoding), c.describe()), out.data,
+                  wanted.data(), wanted.size() * 2, 2);
+    }
+  }
+}
+
 void check_low_latency_quantized(ep::Group& group, const EpCase& c, ep::Quantize quantize,
                                  ep::Reduction reduction, ep::ScaleLayout layout) {
   const std::int32_t me = group.team().my_pe();

@@ -29,6 +29,10 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
 void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy,
                        bool early_weights = false);
 
+/// The same with LowLatencyCombineOptions::unsummed, of rows in each encoding that they can have,
+/// with and without weights.
+void check_low_latency_unsummed(ep::Group& group, const EpCase& c);
+
 /// The same with quantized rows. Compares rows and scales with numeric/, the combined result with
 /// experts that dequantize by the received scales.
 void check_low_latency_quantized(ep::Group& group, const EpCase& c, ep::Quantize quantize,

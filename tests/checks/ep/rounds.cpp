@@ -35,14 +35,16 @@ void NormalRound::run(ep::Group& group) const {
 }
 
 LowLatencyRound::LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
-                                 std::vector<int> masked, bool early_weights)
+                                 std::vector<int> masked, bool early_weights, bool unsummed)
     : case_(c),
       rank_(rank),
       reduction_(reduction),
       early_weights_(early_weights),
+      unsummed_(unsummed),
       in_(c, rank),
       received_(expected_low_latency_dispatch(c, rank, masked)),
-      combined_(expected_low_latency(c, rank, reduction, masked)),
+      combined_(unsummed ? expected_unsummed(c, rank, masked)
+                         : expected_low_latency(c, rank, reduction, masked)),
       y_(Tensor::empty(DataType::bfloat16, {c.local_experts(), c.ranks * c.max_tokens, c.hidden})) {
   for (const auto& rows : received_.rows) {
     auto& x = x_.emplace_back();
@@ -75,8 +77,9 @@ ep::PendingCombine LowLatencyRound::combine(ep::Group& group, const ep::LowLaten
                                             bool zero_copy) const {
   const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(y_);
   write_low_latency_expert_output(case_, rank_, got, y);
-  return group.low_latency_combine(y, in_.topk_idx, in_.weights, got.handle,
-                                   {.zero_copy = zero_copy, .reduction = reduction_});
+  return group.low_latency_combine(
+      y, in_.topk_idx, in_.weights, got.handle,
+      {.zero_copy = zero_copy, .reduction = reduction_, .unsummed = unsummed_});
 }
 
 void LowLatencyRound::check(const Tensor& out) const {

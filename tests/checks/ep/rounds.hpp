@@ -24,9 +24,9 @@ class NormalRound {
 /// Rounds of low-latency dispatch of bfloat16 rows, experts and combine.
 class LowLatencyRound {
  public:
-  /// early_weights: dispatch gets the weights too.
+  /// early_weights: dispatch gets the weights too. unsummed: the combines return rows.
   LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reduction reduction,
-                  std::vector<int> masked = {}, bool early_weights = false);
+                  std::vector<int> masked = {}, bool early_weights = false, bool unsummed = false);
   void run(ep::Group& group, bool zero_copy) const;
 
   // The parts of a round.
@@ -41,7 +41,7 @@ class LowLatencyRound {
   EpCase case_;
   std::int32_t rank_;
   ep::Reduction reduction_;
-  bool early_weights_;
+  bool early_weights_, unsummed_;
   Inputs in_;
   ExpectedLowLatency received_;
   std::vector<std::vector<std::uint16_t>> x_;  ///< [local experts] of [rows, hidden]

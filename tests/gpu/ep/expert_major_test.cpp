@@ -71,6 +71,11 @@ TEST_P(EpGpuExpertMajor, SmallBiasesAndExpertOutputOfAnyKind) {
   run_cases(bias_and_output_cases(GetParam()));
 }
 
+TEST_P(EpGpuExpertMajor, SmallUnsummedRows) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  run_cases(unsummed_cases(GetParam()));
+}
+
 TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
   run_cases(scale_cases(GetParam()));

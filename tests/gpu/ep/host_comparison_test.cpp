@@ -218,6 +218,13 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
     owner.group.synchronize();
     add("sums", sums.x, true);
     add("weights of sums", sums.topk_weights.value_or(Tensor()), true);
+    if (form.expert_major) {
+      const ep::Combined given =
+          owner.group.combine(y, got.handle, {.weights = got.topk_weights, .unsummed = true});
+      owner.group.synchronize();
+      add("unsummed rows", given.x, true);
+      add("weights of unsummed rows", given.topk_weights.value_or(Tensor()), true);
+    }
     if (pass == 0) first = got.handle;
   }
   return all;
@@ -262,15 +269,18 @@ Delivered low_latency(Owner& owner, const EpCase& c, const LowLatencyForm& form)
   const auto y = expert_output_rows(c, owner.me, experts * rows);
   const Tensor sent =
       owner.tensors.upload(view_of(y, DataType::bfloat16, {experts, rows, c.hidden}));
-  const Tensor sums = owner.group
-                          .low_latency_combine(sent, in.topk, in.weights, got.handle,
-                                               {.log_fmt = form.log_fmt,
-                                                .quantize = form.combine_quantize,
-                                                .reduction = form.reduction,
-                                                .defer_receive = form.defer_receive})
-                          .receive();
-  owner.group.synchronize();
-  all["sums"] = bytes_of(owner.tensors.download(sums));
+  ep::LowLatencyCombineOptions back{.log_fmt = form.log_fmt,
+                                    .quantize = form.combine_quantize,
+                                    .reduction = form.reduction,
+                                    .defer_receive = form.defer_receive};
+  for (const bool unsummed : {false, true}) {
+    back.unsummed = unsummed;
+    if (unsummed) back.reduction = ep::Reduction::automatic;
+    const Tensor result =
+        owner.group.low_latency_combine(sent, in.topk, in.weights, got.handle, back).receive();
+    owner.group.synchronize();
+    all[unsummed ? "unsummed rows" : "sums"] = bytes_of(owner.tensors.download(result));
+  }
   return all;
 }
 

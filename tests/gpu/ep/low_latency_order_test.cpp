@@ -310,7 +310,9 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
   SHOAL_SKIP_WITHOUT_GPU();
   const bool defer = GetParam();
   for (const Quantize quantize : {Quantize::none, Quantize::fp8_ue8m0})
-    for (const Reduction reduction : kReductions) {
+    for (const auto& [reduction, unsummed] :
+         {std::pair{Reduction::per_rank, false}, std::pair{Reduction::exact, false},
+          std::pair{Reduction::automatic, true}}) {
       const EpCase c = wide_case(3, 59);
       run_low_latency_group(c, [&](GpuGroup& group) {
         CUstream_st* const stream = group.tensors.new_stream();
@@ -321,7 +323,8 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
                      .out = true,
                      .launch = {.stream = stream},
                      .padded = true,
-                     .defer_receive = defer});
+                     .defer_receive = defer,
+                     .gives_rows = unsummed});
         // A first round allocates the memory and provides the expert output.
         {
           const ep::LowLatencyReceived got = round.send().receive();

@@ -70,6 +70,30 @@ TEST_P(EpGpuLowLatency, SmallEveryFormAndReduction) {
   });
 }
 
+TEST_P(EpGpuLowLatency, SmallUnsummedRows) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  for (const std::int64_t hidden : {384, 7168}) {
+    EpCase c = wide_case(ranks(), 6);
+    c.hidden = hidden;
+    c.mixed_magnitudes = true;
+    run_low_latency_group(c, [&](GpuGroup& group) {
+      GpuLowLatencyCall call{.defer_receive = deferred(), .gives_rows = true};
+      std::uint64_t seed = 0;
+      for (const Quantize quantize : {Quantize::none, Quantize::fp8, Quantize::mxfp8})
+        for (const bool log_fmt : {false, true})
+          for (const bool out : {false, true}) {
+            if (log_fmt && quantize != Quantize::none) continue;
+            call.combine_quantize = quantize;
+            call.log_fmt = log_fmt;
+            call.zero_copy = out && !log_fmt && quantize == Quantize::none;
+            call.early_weights = call.out = out;
+            Round(group, reseeded(c, ++seed), call).run();
+          }
+      Round(group, reseeded(c, ++seed), {.defer_receive = deferred()}).run();
+    });
+  }
+}
+
 TEST_P(EpGpuLowLatency, SmallUnevenExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
   std::vector<EpCase> cases{uneven_case(ranks(), 41)};

@@ -241,6 +241,15 @@ TEST(EpBadInput, OptionsOfLowLatencyCombine) {
     refused("wait_ns is", {.wait_ns = TensorView(waited.data, DataType::float64, {c.ranks})});
     refused("wait_ns has no data", {.wait_ns = TensorView(nullptr, DataType::int64, {c.ranks})});
     refused("reduction has the unknown value 7", {.reduction = static_cast<ep::Reduction>(7)});
+    refused("unsummed with reduction per_rank",
+            {.reduction = ep::Reduction::per_rank, .unsummed = true});
+    refused("out is", {.unsummed = true,
+                       .out = TensorView(out.data, DataType::bfloat16, {tokens, c.hidden})});
+    EXPECT_ERROR(Code::invalid_argument, "weights is",
+                 group.low_latency_combine(got.x, in.topk_idx, {}, got.handle));
+    EXPECT_ERROR(
+        Code::invalid_argument, "weights is",
+        group.low_latency_combine(got.x, in.topk_idx, out, got.handle, {.unsummed = true}));
 
     // Valid options work afterwards: no call that threw has changed the group.
     std::memset(waited.data, 0, waited.bytes());

@@ -58,12 +58,39 @@ TEST_P(EpExpertMajor, BiasesAndExpertOutputOfAnyKind) {
   run_case(small_case(GetParam(), 7), {.dtype = DataType::float32, .alignment = 4});
 }
 
+TEST_P(EpExpertMajor, UnsummedRowsAreThoseOfTheExperts) {
+  run_cases(unsummed_cases(GetParam()));
+}
+
 TEST_P(EpExpertMajor, Float8RowsCarryTheirScales) {
   run_cases(scale_cases(GetParam()));
 }
 
 TEST_P(EpExpertMajor, NoTokensIdleRanksAndOneHotExpert) {
   run_cases(uneven_cases(GetParam()));
+}
+
+TEST(EpExpertMajorMode, WhatUnsummedCombinesRefuse) {
+  const EpCase c = small_case(2, 3);
+  run_group(c, expert_major_options(c, {}), [&](World& world, ep::Group& group) {
+    const Inputs in(c, world.my_pe());
+    const ep::Routing routing = group.route(in.topk_idx);
+    const std::int64_t tokens = c.tokens(world.my_pe());
+    {
+      const ep::Dispatched by_rank = group.dispatch(in.x, routing);
+      expect_error(Code::invalid_argument, "CombineOptions.unsummed is for expert-major layouts",
+                   [&] { group.combine(by_rank.x, by_rank.handle, {.unsummed = true}); });
+    }
+    const ep::ExpertMajorDispatched got = group.dispatch_expert_major(in.x, routing);
+    const Tensor sums = Tensor::empty(DataType::bfloat16, {tokens, c.hidden});
+    expect_error(Code::invalid_argument, "CombineOptions.bias with CombineOptions.unsummed",
+                 [&] { group.combine(got.x, got.handle, {.bias = {sums}, .unsummed = true}); });
+    expect_error(Code::invalid_argument, "CombineOptions.out is",
+                 [&] { group.combine(got.x, got.handle, {.unsummed = true, .out = sums}); });
+    // Inside a node each rank chooses for itself.
+    const bool unsummed = world.my_pe() == 0;
+    EXPECT_EQ(group.combine(got.x, got.handle, {.unsummed = unsummed}).x.rank, unsummed ? 3 : 2);
+  });
 }
 
 TEST(EpExpertMajorMode, RandomShapes) {

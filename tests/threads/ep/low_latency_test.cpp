@@ -46,6 +46,16 @@ TEST_P(EpLowLatency, MatchesTheReferenceInEveryReduction) {
   });
 }
 
+TEST_P(EpLowLatency, UnsummedRowsAreThoseOfTheExperts) {
+  for (const std::int64_t hidden : {384, 1040}) {
+    EpCase c = small(GetParam(), 5);
+    c.hidden = hidden;
+    c.mixed_magnitudes = true;
+    c.none_expert = c.experts;
+    run_case(c, [&](World&, ep::Group& group) { check_low_latency_unsummed(group, c); });
+  }
+}
+
 TEST_P(EpLowLatency, Float8FormsMatchNumeric) {
   const EpCase c = small(GetParam(), 2);
   run_case(c, [&](World&, ep::Group& group) { check_low_latency_formats(group, c); });

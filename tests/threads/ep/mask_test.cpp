@@ -54,6 +54,8 @@ TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersContinue) {
     mask[kGone] = 1;
     const LowLatencyRound round(c, world.my_pe(), ep::Reduction::exact, mask);
     for (int i = 0; i < 2; ++i) round.run(group, false);
+    const LowLatencyRound rows(c, world.my_pe(), ep::Reduction::exact, mask, false, true);
+    for (int i = 0; i < 2; ++i) rows.run(group, i == 1);
     const Inputs in(c, world.my_pe());
     std::vector<std::int64_t> waited(c.ranks);
     const auto got =

@@ -142,6 +142,11 @@ TEST_P(EpNodes, ExpertMajorLayoutScalesBiasesAndCachedHandles) {
   for (const ExpertMajorCall& call :
        {ExpertMajorCall{.alignment = 16, .cached = 2},
         ExpertMajorCall{.alignment = 1, .worst_case = true, .biases = 2},
+        ExpertMajorCall{.alignment = 8, .unsummed = true, .in_place = true, .cached = 1},
+        ExpertMajorCall{.dtype = DataType::float16,
+                        .output_dtype = DataType::float16,
+                        .weights = false,
+                        .unsummed = true},
         ExpertMajorCall{
             .dtype = DataType::float8_e4m3, .scales = 3, .scale_columns = true, .alignment = 8},
         ExpertMajorCall{.dtype = DataType::float32,
@@ -154,6 +159,20 @@ TEST_P(EpNodes, ExpertMajorLayoutScalesBiasesAndCachedHandles) {
       group.close();
     });
   }
+}
+
+TEST(EpNodesMode, RanksThatDifferInUnsummedAllGetAMismatch) {
+  const EpCase c = small({4, 2}, 7);
+  run_threads(c.ranks, settings_for(c), [&](World& world) {
+    ep::Group group(world.team(), expert_major_options(c, {}));
+    const Inputs in(c, world.my_pe());
+    const ep::ExpertMajorDispatched got =
+        group.dispatch_expert_major(in.x, group.route(in.topk_idx));
+    expect_error(Code::mismatch, "PE 2 combine of bfloat16 unsummed rows",
+                 [&] { group.combine(got.x, got.handle, {.unsummed = world.my_pe() == 2}); });
+    check_expert_major(group, c, {.unsummed = true}, host_tensors());
+    group.close();
+  });
 }
 
 TEST_P(EpNodes, CachedHandlesCombineAgain) {
@@ -181,6 +200,7 @@ TEST_P(EpNodes, LowLatencyModeGivesTheBitsOfOneNode) {
       for (const bool zero_copy : {false, true})
         for (const bool early_weights : {false, true})
           check_low_latency(group, c, reduction, zero_copy, early_weights);
+    check_low_latency_unsummed(group, c);
     check_low_latency_formats(group, c);
     check_normal_formats(group, c);
   });

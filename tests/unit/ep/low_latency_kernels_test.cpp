@@ -32,6 +32,23 @@ TEST_P(LowLatencyKernels, EveryFormMatchesTheReference) {
   }
 }
 
+// Some ranks copy the rows, others add them.
+TEST_P(LowLatencyKernels, UnsummedRows) {
+  for (const std::int64_t hidden : {96, 1056, 7168}) {
+    SCOPED_TRACE("hidden " + std::to_string(hidden));
+    Ranks ranks({.hidden = hidden, .tokens = {3, 2, 0}, .masks = GetParam()});
+    for (const Combine& combine : kUnsummed) {
+      ranks.round(combine, Values::mixed);
+      Combine summed = combine;
+      summed.unsummed = false;
+      ranks.round({combine, summed, combine}, Values::plain);
+    }
+    ranks.round(kSums, Values::mixed);
+  }
+  Ranks many({.ranks = 2, .experts = 64, .top_k = 32, .tokens = {3, 2}, .masks = GetParam()});
+  for (const Combine& combine : kUnsummed) many.round(combine, Values::mixed, true);
+}
+
 // Whole groups of channels, but not whole packets of four scales.
 TEST_P(LowLatencyKernels, UnevenExperts) {
   const Case cases[] = {{.experts = 10},
@@ -236,6 +253,7 @@ TEST_P(LowLatencyKernelsOnNodes, Float8Rows) {
     if (!waits) ranks.round(combine, Values::mixed);
     ranks.round(combine, Values::mixed, true);
   }
+  for (const Combine& combine : kUnsummed) ranks.round(combine, Values::mixed);
   ranks.round(kSums, Values::plain);
 }
 

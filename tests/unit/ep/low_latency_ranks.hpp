@@ -17,120 +17,15 @@
 
 #include "checks/ep/encoded_rows.hpp"
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/group/kernel_counts.hpp"
-#include "ep/cuda/low_latency/device/kernels.cuh"
-#include "ep/cuda/low_latency/internode/internode.cuh"
-#include "ep/plan/notices.hpp"
-#include "fake_gpu/array.hpp"
 #include "fake_gpu/nic_worlds.hpp"
 #include "fake_gpu/requests.hpp"
-#include "unit/ep/expert_shapes.hpp"
+#include "unit/ep/low_latency_rank.hpp"
 
 namespace shoal::ep::cuda {
 
 using numeric::Bf16;
-using test::fake_gpu::Array;
 using test::fake_gpu::network;
 using test::fake_gpu::NicWorld;
-
-struct Case {
-  std::int32_t ranks = 3, experts = 9, top_k = 5;
-  std::int64_t hidden = 1024;
-  std::vector<std::int32_t> tokens = {4, 2, 0};  ///< of each rank
-  bool masks = false;
-  std::int32_t blocks = 3;
-  /// Ranks of a node, which reach each other by loads and stores; 0: all ranks.
-  std::int32_t node_size = 0;
-  std::vector<std::int32_t> first_expert = {};  ///< as in GroupOptions
-  std::int32_t none_expert = -1;                ///< as in GroupOptions; in every hole
-
-  bool is_remote(std::int32_t a, std::int32_t b) const {
-    return node_size != 0 && a / node_size != b / node_size;
-  }
-};
-
-/// Options of a rank's combine. An immediate one waits for the weights of other ranks, unless they
-/// travelled or it is exact.
-struct Combine {
-  CombineRowForm form = CombineRowForm::sums;
-  bool deferred = true;
-
-  bool exact() const { return !is_sums(form); }
-};
-constexpr Combine kSums{}, kNow{CombineRowForm::sums, false}, kRows{CombineRowForm::rows},
-    kLogfmt{CombineRowForm::log_fmt_sums}, kLogfmtNow{CombineRowForm::log_fmt_sums, false},
-    kExactLogfmt{CombineRowForm::log_fmt}, kExactLogfmtNow{CombineRowForm::log_fmt, false};
-constexpr Combine kFloat8[] = {{CombineRowForm::fp8_sums},   {CombineRowForm::fp8_sums, false},
-                               {CombineRowForm::fp8},        {CombineRowForm::fp8, false},
-                               {CombineRowForm::mxfp8_sums}, {CombineRowForm::mxfp8_sums, false},
-                               {CombineRowForm::mxfp8},      {CombineRowForm::mxfp8, false}};
-
-/// plain: magnitudes below 1. small: so small that sums of eight are below 1. mixed: values of all
-/// kinds: groups of zeros, of one magnitude, not below one, with NaNs or infinities, of NaNs alone,
-/// subnormal ones and some that are as small as normal values can be.
-enum class Values { plain, small, mixed };
-
-inline detail::Shape shape_of(const Case& c) {
-  detail::Shape shape;
-  shape.ranks = c.ranks;
-  test::spread_experts(shape, c.experts, c.first_expert);
-  shape.top_k = c.top_k;
-  shape.hidden = c.hidden;
-  shape.low_latency_max_tokens = *std::ranges::max_element(c.tokens);
-  shape.mask_failed = c.masks;
-  shape.internode = c.node_size != 0;
-  return shape;
-}
-
-struct Rank {
-  Rank(const detail::Shape& shape, Array<std::byte> memory_of_block)
-      : block(std::move(memory_of_block)),
-        memory(1),
-        report(1),
-        header(1),
-        pairs(static_cast<std::size_t>(shape.low_latency_rows()), 0x77),
-        rows(static_cast<std::size_t>(shape.low_latency_rows() * shape.top_k), 0x77),
-        topk(static_cast<std::size_t>(shape.low_latency_max_tokens * shape.top_k)),
-        kept(static_cast<std::size_t>(shape.low_latency_rows() * shape.top_k)),
-        pending_header(1),
-        pending_weights(static_cast<std::size_t>(shape.low_latency_max_tokens * shape.top_k)),
-        counts(static_cast<std::size_t>(shape.local_experts)),
-        source_token(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows())),
-        layout(static_cast<std::size_t>(shape.local_experts * shape.ranks)),
-        waits(static_cast<std::size_t>(shape.ranks)),
-        kernel_record(kernel_record_bytes(shape.local_experts)),
-        scales(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows()) *
-               shape.hidden / numeric::kNvfp4Group),
-        received(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows() *
-                                          shape.hidden)) {}
-
-  HandleView handle() {
-    return {header.data(), pairs.data(), rows.data(), kept.data(), topk.data()};
-  }
-  PendingView pending() { return {pending_header.data(), pending_weights.data()}; }
-
-  Array<std::byte> block;
-  std::vector<Array<std::byte>> outboxes;  ///< one for each rank, used for remote ones
-  InternodeRanks remote{};
-  Array<GroupMemory> memory;
-  Array<FaultReport> report;
-  Array<HandleHeader> header;
-  Array<HandlePair> pairs;
-  Array<std::int32_t> rows, topk;
-  Array<float> kept;
-  Array<PendingHeader> pending_header;
-  Array<float> pending_weights;
-  Array<std::int32_t> counts, source_token;
-  Array<std::int64_t> layout;
-  Array<std::uint64_t> waits;
-  Array<std::byte> kernel_record;
-  Array<std::uint32_t> scales;
-  Array<std::uint16_t> received;
-  DeviceGroup group{};
-  std::vector<std::uint16_t> x, y, out;
-  std::vector<std::int64_t> topk_idx;
-  std::vector<float> weights;
-};
 
 class Ranks {
  public:
@@ -468,7 +363,7 @@ class Ranks {
     call.exact = combine.exact() ? 1 : 0;
     call.weights_travelled = travelled ? 1 : 0;
     call.unsummed = sends_unsummed(rank, combine, travelled) ? 1 : 0;
-    call.keeps_weights = 1;
+    call.keeps_weights = combine.unsummed ? 0 : 1;
     call.flags = combine.deferred || c_.masks ? 1 : 0;
     call.handle = rank.handle();
     call.pending = rank.pending();
@@ -483,7 +378,8 @@ class Ranks {
   }
 
   void receive_combine(Rank& rank, const Combine& combine, bool travelled) {
-    rank.out.assign(static_cast<std::size_t>(tokens(rank)) * shape_.hidden + 1, 0xabcd);
+    const std::int32_t rows = tokens(rank) * (combine.unsummed ? c_.top_k : 1);
+    rank.out.assign(static_cast<std::size_t>(rows) * shape_.hidden + 1, 0xabcd);
     LowLatencyCombineReceive call{};
     call.group = rank.group;
     call.sizes = sizes();
@@ -492,7 +388,8 @@ class Ranks {
     call.form = combine.form;
     call.exact = combine.exact() ? 1 : 0;
     call.weights_travelled = travelled ? 1 : 0;
-    call.weights = rank.pending().weights;
+    call.unsummed = combine.unsummed ? 1 : 0;
+    call.weights = combine.unsummed ? nullptr : rank.pending().weights;
     call.longest_wait = rank.waits.data();
     call.handle = rank.handle();
     call.pending = rank.pending();
@@ -511,6 +408,10 @@ class Ranks {
   /// Adds the output for a top-k slot, as it arrives, to `sums`.
   void add(Rank& rank, CombineRowForm sent, std::int32_t token, std::size_t at,
            std::vector<float>& sums) {
+    add(rank, sent, token, at, sums, rank.weights[at]);
+  }
+  void add(Rank& rank, CombineRowForm sent, std::int32_t token, std::size_t at,
+           std::vector<float>& sums, float weight) {
     Rank& other = ranks_[rank_of(rank, at)];
     const std::size_t k = at - static_cast<std::size_t>(token) * c_.top_k;
     const std::int64_t slot = rank.group.me * shape_.low_latency_max_tokens + token,
@@ -520,11 +421,32 @@ class Ranks {
         after_combine(is_sums(sent) ? CombineEncoding::bfloat16 : encoding_of(sent),
                       {&other.y[row * shape_.hidden], static_cast<std::size_t>(shape_.hidden)});
     for (std::size_t i = 0; i < sums.size(); ++i)
-      sums[i] = numeric::accumulate(sums[i], rank.weights[at], decoded[i]);
+      sums[i] = numeric::accumulate(sums[i], weight, decoded[i]);
+  }
+
+  void expect_row(const Rank& rank, std::int64_t row, const std::vector<float>& values) const {
+    for (std::int64_t i = 0; i < shape_.hidden; ++i) {
+      const std::uint16_t got = rank.out[row * shape_.hidden + i],
+                          wanted = numeric::to_bf16(values[i]).bits;
+      const bool both_nan = (got & 0x7fff) > 0x7f80 && (wanted & 0x7fff) > 0x7f80;
+      ASSERT_TRUE(got == wanted || both_nan)
+          << "rank " << me(rank) << ", row " << row << ", channel " << i << ": " << got
+          << " instead of " << wanted;
+    }
+  }
+
+  void check_unsummed(Rank& rank, CombineRowForm form) {
+    for (std::int32_t i = 0; i < tokens(rank) * c_.top_k; ++i) {
+      const bool exists = rank_of(rank, static_cast<std::size_t>(i)) >= 0;
+      std::vector<float> values(shape_.hidden, exists ? -0.0F : 0.0F);
+      if (exists) add(rank, form, i / c_.top_k, static_cast<std::size_t>(i), values, 1);
+      expect_row(rank, i, values);
+    }
   }
 
   void check(Rank& rank, const std::vector<Combine>& combines, bool travelled) {
     const bool exact = combines[me(rank)].exact();
+    if (combines[me(rank)].unsummed) return check_unsummed(rank, combines[me(rank)].form);
     for (std::int32_t token = 0; token < tokens(rank); ++token) {
       const std::size_t first = static_cast<std::size_t>(token) * c_.top_k, end = first + c_.top_k;
       std::vector<float> total(shape_.hidden), level(shape_.hidden);
@@ -552,14 +474,7 @@ class Ranks {
         for (std::size_t i = 0; i < total.size(); ++i)
           total[i] += numeric::to_float(Bf16{rounded[i]});
       }
-      for (std::int64_t i = 0; i < shape_.hidden; ++i) {
-        const std::uint16_t got = rank.out[token * shape_.hidden + i],
-                            wanted = numeric::to_bf16(total[i]).bits;
-        const bool both_nan = (got & 0x7fff) > 0x7f80 && (wanted & 0x7fff) > 0x7f80;
-        ASSERT_TRUE(got == wanted || both_nan)
-            << "rank " << me(rank) << ", token " << token << ", channel " << i << ": " << got
-            << " instead of " << wanted;
-      }
+      expect_row(rank, token, total);
     }
   }
 

@@ -23,7 +23,7 @@ LowLatencyCombineSend send_of(const ConstTensorView& y, const ConstTensorView& w
       is_sums(call.form) && detail::sends_unsummed(handle.has_weights, options.defer_receive, false)
           ? 1
           : 0;
-  call.keeps_weights = options.defer_receive ? 1 : 0;
+  call.keeps_weights = options.defer_receive && !options.unsummed ? 1 : 0;
   call.handle = handle.view;
   return call;
 }
@@ -67,7 +67,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   pending->captured = group_.captures();
   pending->epoch = state.low_latency_combine_epoch + 1;
   pending->out = options.out.defined() ? Tensor(options.out, nullptr)
-                                       : parts_->combined(handle.routing->tokens);
+                                       : parts_->combined(handle.routing->tokens, options.unsummed);
 
   LowLatencyCombineSend call = send_of(y, weights, handle, options);
   call.group = parts_->device();
@@ -142,7 +142,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float*
   group_.uses(handle.block);
   group_.uses(pending.block);
   // The caller's memory may be gone.
-  if (pending.dropped) pending.out = parts_->combined(handle.routing->tokens);
+  if (pending.dropped) pending.out = parts_->combined(handle.routing->tokens, options.unsummed);
   LowLatencyCombineReceive call{};
   call.group = parts_->device();
   call.sizes = parts_->sizes();
@@ -151,7 +151,8 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float*
   call.form = form_of(options);
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
-  call.weights = weights;
+  call.unsummed = options.unsummed ? 1 : 0;
+  call.weights = options.unsummed ? nullptr : weights;
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
   call.longest_wait = parts_->waits_of_combine(pending.epoch);
   call.handle = handle.view;

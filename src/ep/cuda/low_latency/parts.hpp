@@ -167,12 +167,15 @@ struct LowLatency::Parts {
       limits.most_blocks = std::max(1, limits.multiprocessors / (2 * group.ranks_on_gpu));
   }
 
-  /// Memory for the sums of a combine.
-  Tensor combined(std::int64_t tokens) const {
+  /// Memory for the sums of a combine, or its rows.
+  Tensor combined(std::int64_t tokens, bool unsummed) const {
+    const std::int64_t rows = unsummed ? tokens * shape().top_k : tokens;
     const std::size_t bytes =
-        static_cast<std::size_t>(tokens * shape().hidden) * sizeof(std::uint16_t);
+        static_cast<std::size_t>(rows * shape().hidden) * sizeof(std::uint16_t);
     try {
-      return group.tensor(group.allocate(bytes), 0, DataType::bfloat16, {tokens, shape().hidden});
+      return shape().with_combined_extents(tokens, unsummed, [&](auto extents) {
+        return group.tensor(group.allocate(bytes), 0, DataType::bfloat16, extents);
+      });
     } catch (const Error& error) {
       fail(Code::exhausted,
            "SHOAL-N560: low_latency_combine: {} bytes of GPU memory for its result (or give "

@@ -136,6 +136,9 @@ Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
   const auto& shape = state_.shape;
   const auto& handle = detail::of_backend<CudaHandle>(state, "combine");
   const auto& routing = detail::of_backend<CudaRouting>(*handle.routing, "combine");
+  require(!options.unsummed || internode_ == nullptr, Code::invalid_argument,
+          "SHOAL-N582: combine: CombineOptions.unsummed in a group with GPUs in several NVLink "
+          "domains, where kernels return a sum for each node; low_latency_combine has it");
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   const bool captured = group_.captures();
@@ -155,6 +158,11 @@ Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
   params.expert_major = handle.expert_alignment > 0;
   params.copies_per_token =
       params.expert_major != 0 ? shape.top_k : std::min(shape.top_k, shape.ranks);
+  if (options.unsummed) {
+    params.unsummed = 1;
+    params.tokens *= shape.top_k;
+    params.copies_per_token = 1;
+  }
   params.copies = routing.arrays.copies;
   params.topk_idx = routing.arrays.topk_idx;
   params.expert_row_indices = routing.arrays.expert_row_indices;
@@ -177,8 +185,10 @@ Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
   if (options.out.defined())
     combined.x = Tensor(options.out, nullptr);
   else
-    combined.x = group_.tensor(group_.allocate(routing.tokens * params.row_bytes), 0, y.dtype,
-                               {routing.tokens, shape.hidden});
+    combined.x = shape.with_combined_extents(routing.tokens, options.unsummed, [&](auto extents) {
+      const std::size_t bytes = static_cast<std::size_t>(params.tokens) * params.row_bytes;
+      return group_.tensor(group_.allocate(bytes), 0, y.dtype, extents);
+    });
   params.out = combined.x.as<std::byte>();
   if (options.weights.defined()) {
     combined.topk_weights =

@@ -5,7 +5,8 @@
 // experts), to shared memory; the sum is written to `out` once. A warp takes a segment of a token
 // at a time (without bulk copies a whole token). Rows are fetched chunk by chunk with bulk copies,
 // a few chunks ahead, and added in float32: biases first, then the ranks in the order of the
-// routing (expert-major: top-k slots ascending), rounded once. Weights: combine_weights.cuh.
+// routing (expert-major: top-k slots ascending), rounded once. Weights: combine_weights.cuh. With
+// CombineOptions::unsummed an item is a top-k slot, whose row is copied in the same way.
 //
 // combine_sources.cuh finds the rows. Rows or weights that other ranks do not reach are copied
 // to the staging area meanwhile (combine_staging.cuh), or summed to it (combine_sums.cuh). With
@@ -440,11 +441,9 @@ __global__ void __launch_bounds__(512, 1)
   finish_operation(group, epoch, good, Phase::combine_finish, kCombine);
 }
 
-template <class Format>
+template <class Format, AddedRows... kRows>
 void preload(int shared_bytes) {
-  for (const auto kernel :
-       {combine_impl<Format, AddedRows::of_ranks>, combine_impl<Format, AddedRows::of_experts>,
-        combine_impl<Format, AddedRows::of_ranks_summed>}) {
+  for (const auto kernel : {combine_impl<Format, kRows>...}) {
     cudaFuncAttributes attributes;
     (void)cudaFuncGetAttributes(&attributes, kernel);
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -453,9 +452,7 @@ void preload(int shared_bytes) {
 }
 
 template <class Format>
-void launch_as(NormalCombine params, const NormalPlan& plan, cudaStream_t stream) {
-  const std::uint32_t segment = params.segment_chunks * params.chunk_bytes;
-  params.by_segments = Divisor(std::max(1U, (params.row_bytes + segment - 1) / segment));
+void launch_as(const NormalCombine& params, const NormalPlan& plan, cudaStream_t stream) {
   auto* kernel = combine_impl<Format, AddedRows::of_ranks>;
   if (params.expert_major != 0) kernel = combine_impl<Format, AddedRows::of_experts>;
   if (params.staging.topk_rows != nullptr)
@@ -465,8 +462,13 @@ void launch_as(NormalCombine params, const NormalPlan& plan, cudaStream_t stream
 
 }  // namespace
 
-void launch_normal_combine(const NormalCombine& params, const NormalPlan& plan,
+void launch_normal_combine(const NormalCombine& given, const NormalPlan& plan,
                            cudaStream_t stream) {
+  NormalCombine params = given;
+  const std::uint32_t segment = params.segment_chunks * params.chunk_bytes;
+  params.by_segments = Divisor(std::max(1U, (params.row_bytes + segment - 1) / segment));
+  if (params.unsummed != 0)
+    return launch(combine_impl<CopiedVector, AddedRows::of_experts>, params, plan, stream);
   switch (static_cast<DataType>(params.dtype)) {
     case DataType::bfloat16:
       return launch_as<Bfloat16Vector>(params, plan, stream);
@@ -478,9 +480,12 @@ void launch_normal_combine(const NormalCombine& params, const NormalPlan& plan,
 }
 
 void preload_normal_combine(int shared_bytes) {
-  preload<Bfloat16Vector>(shared_bytes);
-  preload<Float16Vector>(shared_bytes);
-  preload<Float32Vector>(shared_bytes);
+  constexpr auto kRanks = AddedRows::of_ranks, kExperts = AddedRows::of_experts,
+                 kSummed = AddedRows::of_ranks_summed;
+  preload<Bfloat16Vector, kRanks, kExperts, kSummed>(shared_bytes);
+  preload<Float16Vector, kRanks, kExperts, kSummed>(shared_bytes);
+  preload<Float32Vector, kRanks, kExperts, kSummed>(shared_bytes);
+  preload<CopiedVector, kExperts>(shared_bytes);
 }
 
 }  // namespace shoal::ep::cuda

@@ -183,7 +183,9 @@ Combined StagedNormal::combine(const ConstTensorView& y, const HandleState& hand
     options.topk_idx = options.topk_rows = {};
   }
   options.bias.assign(biases.begin(), biases.end());
-  const Tensor sums = call.on_host(y.dtype, {handle.routing->tokens, y.shape[1]});
+  const Tensor sums = staging_.group.shape.with_combined_extents(
+      handle.routing->tokens, given.unsummed,
+      [&](auto extents) { return call.on_host(y.dtype, extents); });
   options.out = sums;
   const Combined on_host = host_.combine(outputs, handle, options);
   Combined combined;
@@ -392,7 +394,9 @@ std::shared_ptr<PendingCombineState> StagedLowLatency::combine(
   call.fetched();
   LowLatencyCombineOptions options = given;
   options.zero_copy = !encodes;
-  const Tensor sums = call.on_host(DataType::bfloat16, {handle->routing->tokens, shape.hidden});
+  const Tensor sums = shape.with_combined_extents(
+      handle->routing->tokens, given.unsummed,
+      [&](auto extents) { return call.on_host(DataType::bfloat16, extents); });
   options.out = pending->sums = sums;
   options.wait_ns = pending->wait_ns;
   pending->host = host_.combine(outputs, topk_idx, host_weights, handle, options);

@@ -2,10 +2,11 @@
 // combine_forward: combine between nodes. The rail peer of the source first sums the rows of its
 // node; one row per token and node returns.
 //
-// Bytes per token and node: the sum, and top_k weights (4 B) if there are any. Order of additions:
-// inside a node as in combine_receive, rounded to y's dtype; then biases and the nodes in the order
-// of the last top-k slot that names each, the source's node among them, rounded once. The result
-// does not depend on the node of the source.
+// Bytes per token and node: the sum, and top_k weights (4 B) if there are any. With
+// CombineOptions::unsummed, bytes per top-k slot: its row, as it is, and its weight. Order of
+// additions: inside a node as in combine_receive, rounded to y's dtype; then biases and the nodes in
+// the order of the last top-k slot that names each, the source's node among them, rounded once. The
+// result does not depend on the node of the source.
 #include "ep/host/normal/forward.hpp"
 
 #include <algorithm>
@@ -42,7 +43,8 @@ class Exchange final : public RailWork {
         dtype_(y.dtype),
         hidden_(y.shape[1]),
         row_bytes_(hidden_ * size_of(y.dtype)),
-        message_(row_bytes_, group.state.shape.top_k, options.weights.defined()),
+        message_(row_bytes_, options.unsummed ? 1 : group.state.shape.top_k,
+                 options.weights.defined()),
         room_(static_cast<std::int64_t>((group.layout.chunk_bytes - sizeof(ChunkHeader)) /
                                         message_.total)),
         inbox_(group.state.nodes.count),
@@ -55,7 +57,7 @@ class Exchange final : public RailWork {
   bool send(std::int32_t node) override;
   bool receive() override;
   bool done() const override {
-    return token_ == handle_.routing->tokens &&
+    return item_ == items() &&
            std::all_of(sent_.begin(), sent_.end(), [](char sent) { return sent != 0; }) &&
            std::all_of(inbox_.begin(), inbox_.end(),
                        [](const Inbox& from) { return from.at_end(); });
@@ -74,20 +76,29 @@ class Exchange final : public RailWork {
     bool last = false;  // no chunk follows
     bool at_end() const { return last && chunk == nullptr; }
   };
-  /// A token of this rank whose sums have all arrived.
+  /// An item whose messages have all arrived: a token of this rank; unsummed, a top-k slot of it.
   struct Ready {
-    std::int64_t token;
+    std::int64_t item;
     NodeOrder order;
     std::array<const std::byte*, kMaxTopK> messages;  // by `order`; nullptr: local rows
   };
 
-  NodeOrder order_of(std::int64_t token) const;
+  std::int64_t items() const {
+    return handle_.routing->tokens * (options_.unsummed ? group_.state.shape.top_k : 1);
+  }
+  TopkRow topk_row(std::int64_t item) const {
+    const std::int32_t k = group_.state.shape.top_k;
+    return {handle_, item / k, static_cast<std::int32_t>(item % k)};
+  }
+  NodeOrder order_of(std::int64_t item) const;
   void sum_for_peer(const Forwarded& forwarded, std::int64_t index, std::byte* message) const;
+  void give_to_peer(const ForwardedRow& at, std::byte* message) const;
   std::int32_t open_inboxes();
   bool close_inboxes();
-  bool take(std::int64_t token, Ready& ready);
+  bool take(std::int64_t item, Ready& ready);
   void sum_local(std::int64_t token, std::byte* row, float* weights) const;
   void sum(const Ready& ready, std::byte* scratch) const;
+  void give(const Ready& ready) const;
   const float* weights_at(std::int32_t rank, std::int64_t row, std::int32_t experts) const {
     return reinterpret_cast<const float*>(local_expert_output_.weights[rank]) + row * experts;
   }
@@ -104,9 +115,9 @@ class Exchange final : public RailWork {
   SumMessage message_;
   std::int64_t room_;               // messages per chunk
   std::vector<Inbox> inbox_;        // by node
-  std::vector<std::int64_t> next_;  // by node: the next of the peer's tokens to sum for it
+  std::vector<std::int64_t> next_;  // by node: the next of the peer's tokens, or rows, to send
   std::vector<char> sent_;          // by node: whether the last chunk was sent
-  std::int64_t token_ = 0;          // tokens of this rank below it have their sums
+  std::int64_t item_ = 0;           // items below it have their result
 };
 
 bool Exchange::send(std::int32_t node) {
@@ -114,13 +125,20 @@ bool Exchange::send(std::int32_t node) {
   std::byte* const chunk = rail_.room(node);
   if (chunk == nullptr) return false;
   const Forwarded& forwarded = handle_.forwarded[node];
-  const std::int64_t first = next_[node], count = std::min(room_, forwarded.tokens() - first);
+  const std::int64_t all = options_.unsummed ? static_cast<std::int64_t>(forwarded.rows.size())
+                                             : forwarded.tokens(),
+                     first = next_[node], count = std::min(room_, all - first);
   group_.workers.for_ranges(count, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      sum_for_peer(forwarded, first + i, chunk + sizeof(ChunkHeader) + i * message_.total);
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::byte* const message = chunk + sizeof(ChunkHeader) + i * message_.total;
+      if (options_.unsummed)
+        give_to_peer(forwarded.rows[first + i], message);
+      else
+        sum_for_peer(forwarded, first + i, message);
+    }
   });
   next_[node] += count;
-  sent_[node] = next_[node] == forwarded.tokens();
+  sent_[node] = next_[node] == all;
   rail_.send(node, {group_.state.epoch, static_cast<std::uint32_t>(count), sent_[node] ? 1U : 0U},
              sizeof(ChunkHeader) + count * message_.total);
   return true;
@@ -147,9 +165,20 @@ void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index,
   sum_rows(dtype_, message, {rows.data(), count}, nullptr, nullptr, hidden_, Store::cached);
 }
 
-NodeOrder Exchange::order_of(std::int64_t token) const {
+void Exchange::give_to_peer(const ForwardedRow& at, std::byte* message) const {
+  std::memcpy(message, local_expert_output_.rows[at.rank] + at.row * row_bytes_, row_bytes_);
+  if (options_.weights.defined())
+    *reinterpret_cast<float*>(message + message_.weights) = *weights_at(at.rank, at.row, 1);
+}
+
+NodeOrder Exchange::order_of(std::int64_t item) const {
   NodeOrder order;
-  const auto copies = handle_.routing->copies_of(token);
+  if (options_.unsummed) {
+    if (const TopkRow at = topk_row(item); at.rank >= 0)
+      order.nodes[order.count++] = group_.state.nodes.node_of[at.rank];
+    return order;
+  }
+  const auto copies = handle_.routing->copies_of(item);
   // Copies are in the order of their ranks' last top-k slots.
   for (std::size_t i = copies.size(); i-- > 0;) {
     const std::int32_t node = group_.state.nodes.node_of[copies[i].rank];
@@ -191,10 +220,10 @@ bool Exchange::close_inboxes() {
   return any;
 }
 
-/// Takes the sums of one token from the inboxes: all of them, or none.
-bool Exchange::take(std::int64_t token, Ready& ready) {
-  ready.token = token;
-  ready.order = order_of(token);
+/// Takes the messages of one item from the inboxes: all of them, or none.
+bool Exchange::take(std::int64_t item, Ready& ready) {
+  ready.item = item;
+  ready.order = order_of(item);
   for (std::size_t i = 0; i < ready.order.count; ++i) {
     const std::int32_t node = ready.order.nodes[i];
     const Inbox& from = inbox_[node];
@@ -202,7 +231,8 @@ bool Exchange::take(std::int64_t token, Ready& ready) {
       continue;
     require(!from.last, Code::peer_failed,
             "SHOAL-N595: combine: PE {} sent too few sums: none for token {}",
-            group_.state.team.world_pe(group_.state.nodes.rail_peer(node)), token);
+            group_.state.team.world_pe(group_.state.nodes.rail_peer(node)),
+            options_.unsummed ? item / group_.state.shape.top_k : item);
     return false;
   }
   for (std::size_t i = 0; i < ready.order.count; ++i) {
@@ -217,13 +247,15 @@ bool Exchange::take(std::int64_t token, Ready& ready) {
 bool Exchange::receive() {
   bool any = open_inboxes() > 0;
   std::vector<Ready> batch;
-  for (Ready ready; token_ < handle_.routing->tokens && take(token_, ready); ++token_)
-    batch.push_back(ready);
+  for (Ready ready; item_ < items() && take(item_, ready); ++item_) batch.push_back(ready);
   group_.workers.for_ranges(static_cast<std::int64_t>(batch.size()),
                             [&](std::int64_t first, std::int64_t last) {
                               std::vector<std::byte> scratch(row_bytes_);
                               for (std::int64_t i = first; i < last; ++i)
-                                sum(batch[i], scratch.data());
+                                if (options_.unsummed)
+                                  give(batch[i]);
+                                else
+                                  sum(batch[i], scratch.data());
                             });
   any |= close_inboxes();
   return any || !batch.empty();
@@ -257,12 +289,12 @@ void Exchange::sum_local(std::int64_t token, std::byte* row, float* weights) con
 void Exchange::sum(const Ready& ready, std::byte* scratch) const {
   const std::int32_t k = group_.state.shape.top_k;
   float* const weights =
-      options_.weights.defined() ? combined_.topk_weights->as<float>() + ready.token * k : nullptr;
+      options_.weights.defined() ? combined_.topk_weights->as<float>() + ready.item * k : nullptr;
   if (weights != nullptr) std::fill_n(weights, k, 0.0F);
   std::array<const void*, kMaxTopK> levels;
   for (std::size_t i = 0; i < ready.order.count; ++i) {
     if (ready.messages[i] == nullptr) {
-      sum_local(ready.token, scratch, weights);
+      sum_local(ready.item, scratch, weights);
       levels[i] = scratch;
       continue;
     }
@@ -274,11 +306,32 @@ void Exchange::sum(const Ready& ready, std::byte* scratch) const {
       weights[topk_slot] += of_node[topk_slot];
   }
   const auto bias = [&](std::size_t i) -> const void* {
-    return options_.bias.size() > i ? options_.bias[i].as<std::byte>() + ready.token * row_bytes_
+    return options_.bias.size() > i ? options_.bias[i].as<std::byte>() + ready.item * row_bytes_
                                     : nullptr;
   };
-  sum_rows(dtype_, combined_.x.as<std::byte>() + ready.token * row_bytes_,
+  sum_rows(dtype_, combined_.x.as<std::byte>() + ready.item * row_bytes_,
            {levels.data(), ready.order.count}, bias(0), bias(1), hidden_, Store::cached);
+}
+
+/// Copies the row of a top-k slot, and its weight.
+void Exchange::give(const Ready& ready) const {
+  std::byte* const row = combined_.x.as<std::byte>() + ready.item * row_bytes_;
+  const TopkRow at = topk_row(ready.item);
+  const std::byte* from = nullptr;
+  const float* weight = nullptr;
+  if (ready.order.count > 0 && ready.messages[0] != nullptr) {
+    from = ready.messages[0];
+    weight = reinterpret_cast<const float*>(from + message_.weights);
+  } else if (ready.order.count > 0) {
+    from = local_expert_output_.rows[at.rank] + at.row * row_bytes_;
+    if (options_.weights.defined()) weight = weights_at(at.rank, at.row, 1);
+  }
+  if (from != nullptr)
+    std::memcpy(row, from, row_bytes_);
+  else
+    std::memset(row, 0, row_bytes_);
+  if (options_.weights.defined())
+    combined_.topk_weights->as<float>()[ready.item] = weight != nullptr ? *weight : 0;
 }
 
 }  // namespace

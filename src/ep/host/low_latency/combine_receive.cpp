@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // low_latency_combine_receive: the weighted sum of each token's combine rows, fetched from the
-// ranks that hold its experts.
+// ranks that hold its experts, or, `unsummed`, these rows themselves.
 //
 // Reads one row per (token, top-k slot), or per (token, rank) if the rank has sent sums; writes one
 // row per token. Slots are grouped by rank, ranks in the order of their last slot, slots ascending
@@ -57,7 +57,7 @@ class CombineRowFinder {
     const auto experts = handle_.routing->experts_of(token);
     token_rows.count = token_rows.levels = 0;
     if (exact_) {
-      for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, experts[k], token_rows);
+      for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, token_rows);
       return;
     }
     for (const detail::Copy& copy : handle_.routing->copies_of(token)) {
@@ -67,35 +67,39 @@ class CombineRowFinder {
         add_sum(copy, token_rows);
       } else {
         for (std::int32_t k = 0; k < shape.top_k; ++k)
-          if (experts[k] >= 0 && shape.rank_of(experts[k]) == copy.rank)
-            add(token, k, experts[k], token_rows);
+          if (experts[k] >= 0 && shape.rank_of(experts[k]) == copy.rank) add(token, k, token_rows);
       }
       token_rows.level_forms[token_rows.levels] = form;
       token_rows.level_ends[token_rows.levels++] = static_cast<std::int32_t>(token_rows.count);
     }
   }
 
- private:
-  void add(std::int64_t token, std::int32_t topk_slot, std::int64_t expert,
-           TokenRows& token_rows) const {
+  /// The row of one top-k slot, where ranks send expert outputs; nullptr: there is none, or its rank
+  /// is masked.
+  const std::byte* row_of(std::int64_t token, std::int32_t topk_slot) const {
     const auto& shape = group_.state.shape;
-    if (expert < 0) return;
+    const std::int64_t expert = handle_.routing->experts_of(token)[topk_slot];
+    if (expert < 0) return nullptr;
     const auto [rank, local] = shape.partition->place(expert);
-    if (group_.masked[rank]) return;
+    if (group_.masked[rank]) return nullptr;
     const auto* first_row =
         reinterpret_cast<const std::int32_t*>(&notice_of(group_, epoch_, rank) + 1);
-    const std::int64_t row =
-        first_row[local] + handle_.routing->expert_row_index[token * shape.top_k + topk_slot];
-    token_rows.rows[token_rows.count] =
-        group_.state.nodes.here(rank)
-            ? group_.state.peers[rank] + group_.layout.combine_row(epoch_, local, row, shape)
-            : group_.state.block +
-                  group_.layout.remote_combine_row(
-                      epoch_, group_.state.nodes.remote_index(group_.state.me, rank),
-                      before_expert_[expert] +
-                          handle_.routing->expert_row_index[token * shape.top_k + topk_slot],
-                      shape);
-    token_rows.weights[token_rows.count++] = weights_[token * shape.top_k + topk_slot];
+    const std::int32_t index = handle_.routing->expert_row_index[token * shape.top_k + topk_slot];
+    if (group_.state.nodes.here(rank))
+      return group_.state.peers[rank] +
+             group_.layout.combine_row(epoch_, local, std::int64_t{first_row[local]} + index,
+                                       shape);
+    return group_.state.block + group_.layout.remote_combine_row(
+                                    epoch_, group_.state.nodes.remote_index(group_.state.me, rank),
+                                    before_expert_[expert] + index, shape);
+  }
+
+ private:
+  void add(std::int64_t token, std::int32_t topk_slot, TokenRows& token_rows) const {
+    const std::byte* const row = row_of(token, topk_slot);
+    if (row == nullptr) return;
+    token_rows.rows[token_rows.count] = row;
+    token_rows.weights[token_rows.count++] = weights_[token * group_.state.shape.top_k + topk_slot];
   }
 
   void add_sum(const detail::Copy& copy, TokenRows& token_rows) const {
@@ -199,6 +203,30 @@ void sum_combine_rows(HostGroup& group, const PendingCombineState& pending, cons
   });
 }
 
+/// Writes the rows of each token in top-k order, decoded where they are encoded.
+void give_combine_rows(HostGroup& group, const PendingCombineState& pending, const Tensor& out) {
+  const std::int64_t hidden = group.state.shape.hidden, top_k = group.state.shape.top_k;
+  const std::size_t row_bytes = static_cast<std::size_t>(hidden) * sizeof(std::uint16_t);
+  const CombineRowForm form = agreed_form(pending.options);
+  const CombineRowFinder finder(group, pending);
+  const Store store = choose_store(out.bytes(), group.state.shape.ranks, last_level_cache_bytes());
+  group.workers.for_ranges(out.shape[0] * top_k, [&](std::int64_t first, std::int64_t last) {
+    std::vector<float> values(is_encoded(form) ? hidden : 0);
+    for (std::int64_t i = first; i < last; ++i) {
+      const std::byte* const row = finder.row_of(i / top_k, static_cast<std::int32_t>(i % top_k));
+      std::uint16_t* const target = out.as<std::uint16_t>() + i * hidden;
+      if (row == nullptr) {
+        std::fill_n(target, hidden, std::uint16_t{0});
+      } else if (is_encoded(form)) {
+        decode_combine_row(form, row, values);
+        for (std::int64_t c = 0; c < hidden; ++c) target[c] = numeric::to_bf16(values[c]).bits;
+      } else {
+        copy_row(target, row, row_bytes, store);
+      }
+    }
+  });
+}
+
 /// Throws Error{mismatch}, on all ranks, when ranks combine different dispatches or send rows of
 /// different forms.
 void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const Step& step) {
@@ -258,10 +286,16 @@ Tensor low_latency_combine_receive(HostGroup& group, PendingCombineState& pendin
   enter_phase(group, step);
   wait_for_combine_rows(group, pending, step);
   const TensorView& given = pending.options.out;
+  const bool unsummed = pending.options.unsummed;
   Tensor out = given.defined() ? Tensor(given, nullptr)
-                               : Tensor::empty(DataType::bfloat16,
-                                               {pending.handle->routing->tokens, shape.hidden});
-  sum_combine_rows(group, pending, out);
+                               : shape.with_combined_extents(
+                                     pending.handle->routing->tokens, unsummed, [](auto extents) {
+                                       return Tensor::empty(DataType::bfloat16, extents);
+                                     });
+  if (unsummed)
+    give_combine_rows(group, pending, out);
+  else
+    sum_combine_rows(group, pending, out);
   const std::size_t rows = pending.handle->routing->copies.size();
   group.state.recorder.moved(rows, rows * static_cast<std::size_t>(shape.hidden) * 2);
   raise_or_mask(group, group.layout.combine_read, pending.epoch);

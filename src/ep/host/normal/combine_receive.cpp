@@ -3,7 +3,8 @@
 // one pass.
 //
 // Reads one row per copy and writes one row per token. The sum is float32, in the order of
-// RoutingState::copies (expert-major: of the token's top-k slots), rounded once. The `finished`
+// RoutingState::copies (expert-major: of the token's top-k slots), rounded once. With
+// CombineOptions::unsummed it writes the row of each top-k slot as it is. The `finished`
 // signal tells an owner that its rows have been fetched. This rank ends when all ranks have raised
 // it, so that the caller may change y afterwards.
 #include <algorithm>
@@ -88,6 +89,29 @@ void combine_local(HostGroup& group, const ConstTensorView& y, const HandleState
   });
 }
 
+/// All ranks are on this node: copies the row of each top-k slot.
+void give_local(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
+                const LocalExpertOutput& outputs, Combined& combined) {
+  const std::int32_t top_k = group.state.shape.top_k;
+  const std::size_t row_bytes = y.shape[1] * size_of(y.dtype);
+  const Store store =
+      choose_store(combined.x.bytes(), group.state.shape.ranks, last_level_cache_bytes());
+  group.workers.for_ranges(
+      handle.routing->tokens * top_k, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t i = first; i < last; ++i) {
+          const TopkRow at(handle, i / top_k, static_cast<std::int32_t>(i % top_k));
+          std::byte* const target = combined.x.as<std::byte>() + i * row_bytes;
+          if (at.rank < 0)
+            std::fill_n(target, row_bytes, std::byte{0});
+          else
+            copy_row(target, outputs.rows[at.rank] + at.row * row_bytes, row_bytes, store);
+          if (combined.topk_weights)
+            combined.topk_weights->as<float>()[i] =
+                at.rank < 0 ? 0 : reinterpret_cast<const float*>(outputs.weights[at.rank])[at.row];
+        }
+      });
+}
+
 }  // namespace
 
 Combined combine_receive(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
@@ -100,7 +124,10 @@ Combined combine_receive(HostGroup& group, const ConstTensorView& y, const Handl
 
   Combined combined;
   combined.x = options.out.defined() ? Tensor(options.out, nullptr)
-                                     : Tensor::empty(y.dtype, {routing.tokens, y.shape[1]});
+                                     : routing.shape.with_combined_extents(
+                                           routing.tokens, options.unsummed, [&](auto extents) {
+                                             return Tensor::empty(y.dtype, extents);
+                                           });
   if (options.weights.defined())
     combined.topk_weights =
         options.out_weights.defined()
@@ -108,6 +135,8 @@ Combined combine_receive(HostGroup& group, const ConstTensorView& y, const Handl
             : Tensor::empty(DataType::float32, {routing.tokens, group.state.shape.top_k});
   if (group.state.nodes.count > 1)
     combine_forward(group, y, handle, options, outputs, combined);
+  else if (options.unsummed)
+    give_local(group, y, handle, outputs, combined);
   else
     combine_local(group, y, handle, options, outputs, combined);
   const std::size_t rows = handle.expert_alignment > 0

@@ -75,6 +75,8 @@ NoticeBoard combine_send(HostGroup& group, const ConstTensorView& y, const Handl
   notice.rows = handle.result_rows;
   notice.dtype = static_cast<std::uint32_t>(y.dtype);
   notice.has_weights = options.weights.defined();
+  // Inside a node each rank fetches what it needs.
+  notice.unsummed = options.unsummed && group.state.nodes.count > 1;
   const Step step{"combine", shoal::detail::Activity::combine, epoch, "notify",
                   "its expert outputs"};
   return exchange_notices(group, step, notice, nullptr, nullptr);

@@ -49,22 +49,27 @@ NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNot
 
 /// The row of one top-k slot of a token in an expert-major layout.
 struct TopkRow {
-  std::int32_t topk_slot, rank;  ///< rank: that holds the row
+  std::int32_t topk_slot, rank;  ///< rank: that holds the row; -1: the slot has no expert
   std::int64_t row;
+
+  TopkRow() = default;
+  TopkRow(const HandleState& handle, std::int64_t token, std::int32_t slot)
+      : topk_slot(slot), rank(-1), row(0) {
+    const detail::RoutingState& routing = *handle.routing;
+    const std::int64_t expert = routing.experts_of(token)[slot];
+    if (expert < 0) return;
+    rank = routing.shape.rank_of(expert);
+    row = std::int64_t{handle.expert_rows.first[expert]} +
+          routing.expert_row_index[token * routing.shape.top_k + slot];
+  }
 };
 
 /// The rows of a token, by ascending top-k slot.
 class TopkRows {
  public:
   TopkRows(const HandleState& handle, std::int64_t token) {
-    const detail::RoutingState& routing = *handle.routing;
-    const auto experts = routing.experts_of(token);
-    const std::int32_t* row_indices = routing.expert_row_index.data() + token * routing.shape.top_k;
-    for (std::int32_t topk_slot = 0; topk_slot < routing.shape.top_k; ++topk_slot)
-      if (experts[topk_slot] >= 0)
-        rows_[count_++] = {
-            topk_slot, routing.shape.rank_of(experts[topk_slot]),
-            std::int64_t{handle.expert_rows.first[experts[topk_slot]]} + row_indices[topk_slot]};
+    for (std::int32_t topk_slot = 0; topk_slot < handle.routing->shape.top_k; ++topk_slot)
+      if (const TopkRow at(handle, token, topk_slot); at.rank >= 0) rows_[count_++] = at;
   }
   const TopkRow* begin() const { return rows_; }
   const TopkRow* end() const { return rows_ + count_; }

@@ -38,9 +38,9 @@ std::string describe(const NormalNotice& notice) {
   const auto operation = static_cast<Operation>(notice.operation);
   const auto quantize = static_cast<Quantize>(notice.quantize);
   return fmt::format(
-      "{} of {} rows{}{}, {} scales, {} weights, layout of {}, {}",
+      "{} of {} {}rows{}{}, {} scales, {} weights, layout of {}, {}",
       operation == Operation::dispatch ? "dispatch" : "combine",
-      name_of(static_cast<DataType>(notice.dtype)),
+      name_of(static_cast<DataType>(notice.dtype)), notice.unsummed != 0 ? "unsummed " : "",
       quantize == Quantize::none ? "" : fmt::format(" sent as {}", detail::name_of(quantize)),
       quantize == Quantize::nvfp4 ? fmt::format(" with global scale {}", notice.global_scale) : "",
       notice.scales, notice.has_weights ? "with" : "without",
@@ -61,7 +61,7 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board, std::uint
         other.handle_epoch == first.handle_epoch &&
         other.expert_alignment == first.expert_alignment &&
         other.also_rank_major == first.also_rank_major && other.quantize == first.quantize &&
-        other.global_scale == first.global_scale)
+        other.global_scale == first.global_scale && other.unsummed == first.unsummed)
       continue;
     fail(Code::mismatch,
          "SHOAL-N540: ranks of the group call different operations: PE {} {}; PE {} {}{}",

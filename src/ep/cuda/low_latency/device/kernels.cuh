@@ -255,11 +255,12 @@ inline CombineRowForm sent_form(const LowLatencyCombineSend& call) {
 struct LowLatencyCombineReceive {
   DeviceGroup group;
   LowLatencySizes sizes;
-  std::uint16_t* out;  ///< [tokens][hidden] bfloat16
+  std::uint16_t* out;  ///< [tokens][hidden] bfloat16; unsummed: [tokens][top_k][hidden]
   std::int32_t tokens;
   CombineRowForm form;
   std::uint32_t exact, weights_travelled;
-  const float* weights;  ///< of this rank's tokens, or the copy of them in `pending`
+  std::uint32_t unsummed;  ///< not 0: the rows are copied to `out`, which needs no weights
+  const float* weights;    ///< of this rank's tokens, or the copy of them in `pending`; or nullptr
   std::int64_t* wait_ns;
   std::uint64_t* longest_wait;
   HandleView handle;

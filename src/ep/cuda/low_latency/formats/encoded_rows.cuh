@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// encoded_rows.cuh: a warp adds up a piece of the encoded combine rows of a token.
+// encoded_rows.cuh: a warp adds up a piece of the encoded combine rows of a token, or decodes that
+// of each.
 //
 // It takes the groups of eight rows at once, one a lane, and computes the levels of LogFMT-10
 // there; it sums in registers. Words of the next rows are in flight while those of one are added.
@@ -20,6 +21,13 @@ struct UnitSum {
 
   __device__ void add(std::uint32_t i, float weight, float value) {
     level[i / 8][i % 8] = numeric::accumulate(level[i / 8][i % 8], weight, value);
+  }
+  /// Begins the sum of one row, which starts at -0 to keep the sign of zeros.
+  __device__ void begin_row() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (float& value : level[half]) value = -0.0F;
   }
   __device__ void end_level() {
 #pragma unroll
@@ -66,10 +74,16 @@ __device__ void add_unit(UnitSum& sum, const LogfmtBits& bits, float weight, flo
 template <CombineEncoding kEncoding, bool kWhole, bool kByRank>
 class EncodedRows {
  public:
-  /// `rows`: the first combine row.
+  /// `rows`: the first combine row. `unsummed`: each of the token's rows is decoded for itself.
   __device__ EncodedRows(const DeviceGroup& group, std::uint64_t epoch, const TokenRows& token_rows,
-                         uint4* rows, std::int32_t channels)
-      : group_(group), epoch_(epoch), rows_(rows), row_(channels), me_(lane_id()) {
+                         uint4* rows, std::int32_t channels, bool unsummed)
+      : group_(group),
+        epoch_(epoch),
+        rows_(rows),
+        row_(channels),
+        me_(lane_id()),
+        unsummed_(!kByRank && unsummed),
+        slots_(token_rows.arrived) {
     count_ = static_cast<std::uint32_t>(__popc(token_rows.arrived));
     const std::uint32_t order = order_rows(token_rows, kByRank);
     const auto slot = static_cast<int>(order & 31u);
@@ -81,7 +95,7 @@ class EncodedRows {
 
   __device__ std::uint32_t pieces() const { return row_.pieces; }
 
-  /// A warp adds up a piece.
+  /// A warp adds up a piece. `out`: the first row of the token.
   __device__ void add_piece(std::uint32_t piece, uint4* out) const {
     const std::uint32_t unit = piece * 32 + me_, count = row_.channels_of(unit);
     const Place base{row_.base(piece), row_.units_of(piece), count != 0};
@@ -89,6 +103,8 @@ class EncodedRows {
 #pragma unroll
     for (std::uint32_t i = 0; i < kAhead; ++i) load(ahead[i], i, base);
     UnitSum sum;
+    if (unsummed_) sum.begin_row();
+    std::uint32_t slots = slots_;
     Groups groups{};
     bool came = true;
 #pragma unroll 1
@@ -127,8 +143,15 @@ class EncodedRows {
           add_unit<LogfmtCodes::any>(sum, words, weight, log_min, step);
       }
       if (kByRank && (ends_ >> i & 1) != 0) sum.end_level();
+      if (!unsummed_) continue;
+      if (came) store(sum, unit, count, row_of_slot(out, slots));
+      slots &= slots - 1;
+      sum.begin_row();
     }
-    if (came) store(sum, unit, count, out);
+    if (unsummed_)
+      store_zeros(unit, count, out);
+    else if (came)
+      store(sum, unit, count, out);
   }
 
  private:
@@ -282,13 +305,27 @@ class EncodedRows {
     }
   }
 
+  /// The row of the first of `slots`.
+  __device__ uint4* row_of_slot(uint4* out, std::uint32_t slots) const {
+    return out + static_cast<std::size_t>(__ffs(static_cast<int>(slots)) - 1) * (row_.hidden / 8);
+  }
+  /// Clears the unit in the top-k slots that have no row.
+  __device__ void store_zeros(std::uint32_t unit, std::uint32_t count, uint4* out) const {
+    for (std::uint32_t empty = kWarp >> (32 - group_.top_k) & ~slots_; empty != 0;
+         empty &= empty - 1)
+      for (std::uint32_t half = 0; 8 * half < count; ++half)
+        row_of_slot(out, empty)[2 * unit + half] = {};
+  }
+
   const DeviceGroup& group_;
   const std::uint64_t epoch_;
   uint4* const rows_;
   const CombineRow<kEncoding, kWhole> row_;
   const std::uint32_t me_;
-  std::uint32_t count_;  ///< rows
-  std::uint32_t ends_;   ///< rows that are the last of their rank
+  const bool unsummed_;
+  const std::uint32_t slots_;  ///< top-k slots that have a row
+  std::uint32_t count_;        ///< rows
+  std::uint32_t ends_;         ///< rows that are the last of their rank
   // Lane i holds these members for row i.
   float weight_;
   std::int32_t rank_;

@@ -41,7 +41,8 @@ void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
       return start(call.grants == 0 ? kernel_of<CombineRowForm::sums, kFewAhead>(counted)
                                     : kernel_of<CombineRowForm::sums, kManyAhead>(counted));
     case CombineRowForm::rows:
-      return start(kernel_of<CombineRowForm::rows, 0>(counted));
+      return start(call.unsummed != 0 ? kernel_of<CombineRowForm::rows, 1>(counted)
+                                      : kernel_of<CombineRowForm::rows, 0>(counted));
     case CombineRowForm::log_fmt_sums:
       return start(whole ? kernel_of<CombineRowForm::log_fmt_sums, 1>(counted)
                          : kernel_of<CombineRowForm::log_fmt_sums, 0>(counted));
@@ -64,6 +65,7 @@ void load_low_latency_combine_receive() {
     load_kernel(kernel_of<CombineRowForm::sums, kFewAhead>(counted));
     load_kernel(kernel_of<CombineRowForm::sums, kManyAhead>(counted));
     load_kernel(kernel_of<CombineRowForm::rows, 0>(counted));
+    load_kernel(kernel_of<CombineRowForm::rows, 1>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt_sums, 0>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt_sums, 1>(counted));
     load_kernel(kernel_of<CombineRowForm::log_fmt, 0>(counted));

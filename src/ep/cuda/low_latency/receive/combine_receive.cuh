@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // combine_receive.cuh: the receive of a low-latency combine. It adds up the combine rows of each
-// token in float32 and rounds once.
+// token in float32 and rounds once, or, unsummed, copies them to `out` in top-k order.
 //
 // Order of the sum, the same on every backend, so that results agree bit by bit; sums start at +0:
 //   sums           the ranks' rows in the order of their last top-k slots. A rank whose notice says
@@ -11,10 +11,10 @@
 // The forms in fp8 and mxfp8 are added as those in LogFMT-10.
 //
 // Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B, e4m3:
-// 1.03 B), writes one row per token. A block takes a token, a thread a chunk of the row, which
-// waits for that chunk of the combine rows only; of encoded rows, a warp takes 512 channels, and
-// blocks divide a token where there are few. The first block has no token where other blocks can
-// take them: it checks that all ranks combine in the same form.
+// 1.03 B), writes one row per token, or per top-k slot. A block takes a token, a thread a chunk of
+// the row, which waits for that chunk of the combine rows only; of encoded rows, a warp takes 512
+// channels, and blocks divide a token where there are few. The first block has no token where other
+// blocks can take them: it checks that all ranks combine in the same form.
 //
 // Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which
 // come before their rows; the words of the rows themselves (self_signalling.cuh); in groups that
@@ -103,7 +103,8 @@ class CombineReceiver {
                                          : wait_for_notice(token_rows.slot.rank);
     token_rows.unsummed = __ballot_sync(kWarp, unsummed);
     token_rows.weight = 1;  // of sums
-    if (in_row && (!sums || unsummed)) token_rows.weight = call_.weights[at];
+    if (in_row && (!sums || unsummed) && call_.weights != nullptr)
+      token_rows.weight = call_.weights[at];
     token_rows.row = 0;
     bool arrived = false;
     if (awaited && (!sums || unsummed || token_rows.slot.last)) {
@@ -134,8 +135,9 @@ class CombineReceiver {
            chunk;
   }
   __device__ uint4* out_row(std::int32_t token) const {
-    return reinterpret_cast<uint4*>(call_.out +
-                                    static_cast<std::size_t>(token) * call_.sizes.hidden);
+    const std::size_t row = static_cast<std::size_t>(token) *
+                            (call_.unsummed != 0 ? static_cast<std::uint32_t>(group_.top_k) : 1u);
+    return reinterpret_cast<uint4*>(call_.out + row * call_.sizes.hidden);
   }
 
   __device__ void pass() {
@@ -276,14 +278,21 @@ struct RowSum {
   }
 };
 
+/// The top-k slots of a token that have no row.
+__device__ inline std::uint32_t empty_slots(const LowLatencyCombineReceive& call,
+                                            const TokenRows& token_rows) {
+  return kWarp >> (32 - call.group.top_k) & ~token_rows.arrived;
+}
+
 /// Rows that a thread has in flight; expert outputs in place of sums: in a receive right after
 /// its send, and in a deferred one.
 constexpr int kRowsAhead = 8, kFewAhead = 2, kManyAhead = 4;
 
-/// Addition of bfloat16 rows: each as it is; weighted; or weighted and grouped by rank.
-enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
+/// Addition of bfloat16 rows: each as it is; weighted; weighted and grouped by rank; or none: rows
+/// are copied, each to its top-k slot.
+enum class RowAddition : std::uint8_t { plain, weighted, by_rank, none };
 
-/// Adds up bfloat16 rows, kAhead of them in flight.
+/// Adds up bfloat16 rows, kAhead of them in flight. `out`: the first row of the token.
 template <RowAddition kAddition, int kAhead, class Receiver>
 __device__ void add_rows(const Receiver& collector, const LowLatencyCombineReceive& call,
                          const TokenRows& token_rows, std::uint32_t part, uint4* out) {
@@ -330,6 +339,10 @@ __device__ void add_rows(const Receiver& collector, const LowLatencyCombineRecei
 #pragma unroll
       for (int i = 0; i < kAhead; ++i, left &= left - 1) {
         if (left == 0) continue;
+        if constexpr (kAddition == RowAddition::none) {
+          if (chunk < chunks && came) out[std::size_t{slot_of(left)} * chunks + chunk] = data[i];
+          continue;
+        }
         float values[8];
         Bfloat16Vector::widen(data[i], values);
         if constexpr (kAddition == RowAddition::plain) {
@@ -342,7 +355,13 @@ __device__ void add_rows(const Receiver& collector, const LowLatencyCombineRecei
         }
       }
     }
-    if (chunk < chunks && came) out[chunk] = Bfloat16Vector::narrow(sum.total);
+    if (chunk >= chunks) continue;
+    if constexpr (kAddition == RowAddition::none) {
+      for (std::uint32_t empty = empty_slots(call, token_rows); empty != 0; empty &= empty - 1)
+        out[std::size_t{slot_of(empty)} * chunks + chunk] = {};
+    } else if (came) {
+      out[chunk] = Bfloat16Vector::narrow(sum.total);
+    }
   }
 }
 
@@ -369,8 +388,8 @@ inline std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::u
 
 /// The receive. The blocks of `all` call. kVariant: with sums, rows in flight of ranks that send
 /// expert outputs in place of them. More of them take registers from the sums, so only deferred
-/// receives, which mostly get such rows, have many. With encoded rows, whether they consist of
-/// whole pieces. kCounts: counts(call.group).
+/// receives, which mostly get such rows, have many. With rows, whether they are copied (unsummed).
+/// With encoded rows, whether they consist of whole pieces. kCounts: counts(call.group).
 template <CombineRowForm kForm, int kVariant, bool kCounts>
 __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& all) {
   __shared__ RankStates ranks;
@@ -393,14 +412,15 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
     if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
     if constexpr (is_encoded(kForm)) {
       const EncodedRows<encoding_of(kForm), kVariant != 0, is_sums(kForm)> rows(
-          group, collector.epoch(), token_rows, collector.chunk_at(0, 0), call.sizes.hidden);
+          group, collector.epoch(), token_rows, collector.chunk_at(0, 0), call.sizes.hidden,
+          call.unsummed != 0);
       const std::uint32_t warps = blockDim.x / 32;
       for (std::uint32_t piece = part * warps + threadIdx.x / 32; piece < rows.pieces();
            piece += call.parts * warps)
         rows.add_piece(piece, collector.out_row(token));
     } else if constexpr (kForm == CombineRowForm::rows) {
-      add_rows<RowAddition::weighted, kRowsAhead>(collector, call, token_rows, part,
-                                                  collector.out_row(token));
+      add_rows<kVariant != 0 ? RowAddition::none : RowAddition::weighted, kRowsAhead>(
+          collector, call, token_rows, part, collector.out_row(token));
     } else if (token_rows.unsummed == 0) {
       add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows, part,
                                                collector.out_row(token));

@@ -66,7 +66,10 @@ class TokenWeights {
   /// Adds over the ranks in order what load() asked for, if anything, and writes the sums.
   __device__ void finish(const NormalCombine& params) {
     if (token_ == kNoToken) return;
-    const auto top_k = static_cast<std::uint32_t>(params.group.top_k), slot = lane_id();
+    // Expert-major, `copies_per_token` is top_k, or 1 where a token is a top-k slot.
+    const auto top_k = static_cast<std::uint32_t>(
+        kRows == AddedRows::of_experts ? params.copies_per_token : params.group.top_k);
+    const std::uint32_t slot = lane_id();
     float sum = 0;
     if (copies_ == 0) {
       sum = values_[0];
@@ -80,8 +83,7 @@ class TokenWeights {
         sum = numeric::add(sum, number < 32 ? first : second);
       }
     }
-    if (slot < top_k)
-      params.out_weights[static_cast<std::int64_t>(token_) * params.group.top_k + slot] = sum;
+    if (slot < top_k) params.out_weights[static_cast<std::int64_t>(token_) * top_k + slot] = sum;
     token_ = kNoToken;
   }
 

@@ -214,7 +214,10 @@ struct NormalCombine {
   std::uint32_t row_bytes;
   std::int32_t tokens, copies_per_token;  ///< copies_per_token: top_k if expert-major
   const std::int32_t* copies;
-  std::uint32_t expert_major;    ///< not 0: a row for each top-k slot
+  std::uint32_t expert_major;  ///< not 0: a row for each top-k slot
+  /// Not 0: `out` has the row of each top-k slot, which takes the place of a token in `tokens` and
+  /// `copies_per_token`.
+  std::uint32_t unsummed;
   const std::int64_t* topk_idx;  ///< of RoutingArrays, as the next
   const std::int32_t* expert_row_indices;
   const std::int32_t *rank_counts, *expert_counts;
