@@ -32,7 +32,6 @@ ep::LowLatencyCombineOptions low_latency_combine_options(
     const shoal_ep_low_latency_combine_options* given, const char* call) {
   const shoal_ep_low_latency_combine_options defaults = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_low_latency_combine_options", given, defaults);
-  check_reserved("shoal_ep_low_latency_combine_options", c.reserved);
   return {
       .log_fmt = c.log_fmt != 0,
       .quantize = enumeration(c.quantize, ep::Quantize::nvfp4, call,
@@ -40,6 +39,7 @@ ep::LowLatencyCombineOptions low_latency_combine_options(
       .zero_copy = c.zero_copy != 0,
       .reduction = enumeration(c.reduction, ep::Reduction::exact, call,
                                "shoal_ep_low_latency_combine_options.reduction"),
+      .unsummed = c.unsummed != 0,
       .out = optional_view_of(c.out, call, "shoal_ep_low_latency_combine_options.out"),
       .wait_ns = optional_view_of(c.wait_ns, call, "shoal_ep_low_latency_combine_options.wait_ns"),
       .defer_receive = c.defer_receive != 0,
@@ -116,12 +116,13 @@ shoal_status shoal_ep_low_latency_combine(shoal_ep_group* group, const shoal_ten
   const char* call = "shoal_ep_low_latency_combine";
   return guarded([&] {
     shoal_ep_pending_combine*& out = required(pending, call, "pending");
+    const shoal::ep::LowLatencyCombineOptions given = low_latency_combine_options(options, call);
     out = new shoal_ep_pending_combine{
         group_of(group, call)
             .low_latency_combine(view_of(y, call, "y"), view_of(topk_idx, call, "topk_idx"),
-                                 view_of(weights, call, "weights"),
-                                 required(handle, call, "handle").value,
-                                 low_latency_combine_options(options, call))};
+                                 given.unsummed ? optional_view_of(weights, call, "weights")
+                                                : view_of(weights, call, "weights"),
+                                 required(handle, call, "handle").value, given)};
   });
 }
 

@@ -13,6 +13,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 torch = pytest.importorskip("torch")
 
 import shoal
+import shoal.torch
 
 HIDDEN, TOKENS, GLOBAL = 1024, 130, 3.7
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "formats.md"
@@ -298,3 +299,61 @@ def test_combines_in_other_formats_are_refused(settings):
     ):
         with pytest.raises((shoal.Error, ValueError), match=text):
             combined(settings, x, **options)
+
+
+def test_unsummed_rows(settings):
+    x = activations()[5:]
+    indices, weights = choices(len(x))
+    indices[3, 1], indices[7] = -1, -1
+    want = (x.float()[:, None] * FACTORS[indices][..., None] * (indices >= 0)[..., None]).bfloat16()
+
+    def body(world):
+        mine = FACTORS.view(RANKS, -1)[world.my_pe]
+        group = shoal.ep.Group(
+            world.team,
+            hidden=x.shape[1],
+            top_k=TOP_K,
+            experts=EXPERTS,
+            max_tokens=TOP_K * len(x),
+            low_latency_max_tokens=len(x),
+        )
+
+        def experts(rows, counts):
+            return (rows.float() * mine[:, None, None]).bfloat16()
+
+        got = group.low_latency_dispatch(x, indices, quantize="none").receive()
+        y = experts(got.x, got.counts)
+        for options in ({}, {"quantize": "fp8"}, {"log_fmt": True}):
+            out = torch.empty_like(want)
+            sent = group.low_latency_combine(
+                y, indices, None, got.handle, unsummed=True, out=out, **options
+            )
+            assert sent.receive() is out
+            if not options:
+                assert torch.equal(out, want)
+            error = (out.float() - want.float()).abs()
+            assert (error <= want.float().abs().amax(-1, keepdim=True) / 20).all()
+        with pytest.raises(shoal.InvalidArgumentError, match="unsummed with reduction per_rank"):
+            group.low_latency_combine(
+                y, indices, weights, got.handle, unsummed=True, reduction="per_rank"
+            )
+        with pytest.raises(shoal.InvalidArgumentError, match="weights is"):
+            group.low_latency_combine(y, indices, None, got.handle, quantize="fp8")
+        rows = shoal.torch.low_latency(group, x, indices, None, experts, unsummed=True)
+        assert torch.equal(rows, want)
+        with pytest.raises(shoal.InvalidArgumentError, match="topk_weights is None"):
+            shoal.torch.low_latency(group, x, indices, None, experts)
+
+        routing = group.route(indices)
+        received = group.dispatch(x, routing, weights=weights, expert_major=True)
+        factors = mine[received.topk_idx.clamp(min=0)]
+        y = (received.x.float() * factors).bfloat16()
+        back = group.combine(y, received.handle, weights=received.topk_weights, unsummed=True)
+        assert torch.equal(back.x, want)
+        assert torch.equal(back.topk_weights, weights * (indices >= 0))
+        received = group.dispatch(x, routing)
+        with pytest.raises(shoal.InvalidArgumentError, match="unsummed is for expert-major"):
+            group.combine(received.x, received.handle, unsummed=True)
+        group.close()
+
+    shoal.run_threads(RANKS, body, settings)

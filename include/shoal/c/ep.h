@@ -122,6 +122,7 @@ SHOAL_API shoal_status shoal_ep_pending_dispatch_ready(const shoal_ep_pending_di
 SHOAL_API shoal_status shoal_ep_pending_dispatch_receive(shoal_ep_pending_dispatch* pending,
                                                          shoal_ep_low_latency_received* received);
 SHOAL_API shoal_status shoal_ep_pending_dispatch_destroy(shoal_ep_pending_dispatch* pending);
+/// weights: may be NULL with shoal_ep_low_latency_combine_options.unsummed.
 SHOAL_API shoal_status shoal_ep_low_latency_combine(
     shoal_ep_group* group, const shoal_tensor* y, const shoal_tensor* topk_idx,
     const shoal_tensor* weights, const shoal_ep_low_latency_handle* handle,

@@ -98,8 +98,11 @@ typedef struct shoal_ep_combine_options {
   int64_t biases;            ///< 0, 1 or 2
   const shoal_tensor* out;
   const shoal_ep_launch* launch;
+  int32_t unsummed;  ///< not 0: expert-major rows in top-k order, [tokens, top_k, hidden]
+  int32_t reserved;
 } shoal_ep_combine_options;
-#define SHOAL_EP_COMBINE_OPTIONS_INIT {sizeof(shoal_ep_combine_options), NULL, NULL, 0, NULL, NULL}
+#define SHOAL_EP_COMBINE_OPTIONS_INIT \
+  {sizeof(shoal_ep_combine_options), NULL, NULL, 0, NULL, NULL, 0, 0}
 
 enum {
   SHOAL_SCALES_AUTOMATIC = 0,
@@ -146,7 +149,7 @@ typedef struct shoal_ep_low_latency_combine_options {
   int32_t defer_receive;
   /// SHOAL_FP8 or SHOAL_MXFP8: the rows of log_fmt travel in this format instead.
   int32_t quantize;
-  int32_t reserved;
+  int32_t unsummed;  ///< not 0: expert outputs in top-k order, [tokens, top_k, hidden]
 } shoal_ep_low_latency_combine_options;
 #define SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT \
   {sizeof(shoal_ep_low_latency_combine_options),  \

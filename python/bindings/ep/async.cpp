@@ -221,9 +221,9 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
                "shoal.typing.SupportsDLPack | None = None, bias: shoal.typing.SupportsDLPack | "
                "collections.abc.Sequence[shoal.typing.SupportsDLPack | None] | None = (), dtype: "
                "shoal.typing.DType | None = None, out: shoal.typing.SupportsDLPack | None = None, "
-               "stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | HostEvent | "
-               "None = None, done: shoal.typing.Event | None = None, sms: int = 0) -> "
-               "Future[Combined[A]]"),
+               "unsummed: bool = False, stream: shoal.typing.Stream | None = None, after: "
+               "shoal.typing.Event | HostEvent | None = None, done: shoal.typing.Event | None = "
+               "None, sms: int = 0) -> Future[Combined[A]]"),
            "combine on the group's own work queue, as dispatch_async."_doc);
 }
 

@@ -127,6 +127,8 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
       options.zero_copy = argument<bool>(kCall, name, value);
     else if (name == "reduction")
       options.reduction = reduction_from(value);
+    else if (name == "unsummed")
+      options.unsummed = argument<bool>(kCall, name, value);
     else if (name == "out")
       phase.out = nb::borrow(value);
     else if (name == "dtype")
@@ -144,8 +146,10 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
   const TensorView rows = phase.arrays.read(y, "y", dtype);
   follow(options.launch, owner, phase.arrays.last());
   phase.stream = options.launch.stream;
-  const TensorView indices = phase.arrays.read(topk_idx, "topk_idx"),
-                   weights = phase.arrays.read(topk_weights, "topk_weights");
+  const TensorView indices = phase.arrays.read(topk_idx, "topk_idx");
+  TensorView weights;
+  if (!options.unsummed || !topk_weights.is_none())
+    weights = phase.arrays.read(topk_weights, "topk_weights");
   nb::gil_scoped_release released;
   phase.pending = owner.group.low_latency_combine(rows, indices, weights, handle, options);
   return phase;
@@ -254,8 +258,8 @@ void bind_pending(nb::module_& module) {
           "ready", [](const PendingCombine& self) { return self.pending.ready(); },
           nb::call_guard<nb::gil_scoped_release>(), "True if receive returns without waiting."_doc)
       .def("receive", &receive_combine, nb::sig("def receive(self) -> A_co"),
-           "Waits for the sums; once. Returns bfloat16 [tokens, hidden], or the array passed as "
-           "out=."_doc);
+           "Waits for the sums; once. Returns bfloat16 [tokens, hidden], with unsummed [tokens, "
+           "top_k, hidden], or the array passed as out=."_doc);
 }
 
 void bind_calls(nb::class_<Group>& group) {
@@ -288,10 +292,9 @@ void bind_calls(nb::class_<Group>& group) {
           nb::arg("handle") = nb::none(), nb::arg("options"),
           nb::sig(
               "def low_latency_combine(self, y: A, topk_idx: shoal.typing.SupportsDLPack, "
-              "topk_weights: shoal.typing.SupportsDLPack, handle: LowLatencyHandle, *, log_fmt: bool"
-              " = False, quantize: str = 'none', zero_copy: bool = False, reduction: str = "
-              "'automatic', out: "
-              "shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
+              "topk_weights: shoal.typing.SupportsDLPack | None, handle: LowLatencyHandle, *, "
+              "log_fmt: bool = False, quantize: str = 'none', zero_copy: bool = False, reduction: "
+              "str = 'automatic', unsummed: bool = False, out: shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
               "wait_ns: shoal.typing.SupportsDLPack | None = None, defer_receive: bool = True, "
               "stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | None = None, "
               "done: shoal.typing.Event | None = None, sms: int = 0) -> PendingCombine[A]"),
@@ -303,7 +306,9 @@ void bind_calls(nb::class_<Group>& group) {
           "deferred and the dispatch had no weights. quantize: the same rows travel in e4m3 with "
           "scales instead: fp8 or mxfp8. zero_copy: y lies in next_combine_buffer(). "
           "reduction: per_rank (automatic) rounds the sum of each rank to bfloat16 first; exact "
-          "rounds once. dtype=\"bfloat16\" names the type of y and out where the arrays cannot."_doc)
+          "rounds once. unsummed: each expert output comes back by itself, without a weight, "
+          "[tokens, top_k, hidden], zeros where a slot has no expert; topk_weights may be None. "
+          "dtype=\"bfloat16\" names the type of y and out where the arrays cannot."_doc)
       .def(
           "next_combine_buffer", &next_combine_buffer, nb::kw_only(), nb::arg("like") = nb::none(),
           nb::sig("@overload\n"

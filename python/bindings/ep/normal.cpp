@@ -259,13 +259,16 @@ void bind_calls(nb::class_<Group>& group) {
               "None = None, bias: shoal.typing.SupportsDLPack | "
               "collections.abc.Sequence[shoal.typing.SupportsDLPack | None] | None = (), dtype: "
               "shoal.typing.DType | None = None, out: shoal.typing.SupportsDLPack | None = None, "
-              "stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | None = None, "
-              "done: shoal.typing.Event | None = None, sms: int = 0) -> Combined[A]"),
+              "unsummed: bool = False, stream: shoal.typing.Stream | None = None, after: "
+              "shoal.typing.Event | None = None, done: shoal.typing.Event | None = None, sms: int = "
+              "0) -> Combined[A]"),
           "Sums the expert output of a dispatch's rows at their sources. Collective.\n\n"
           "y: bfloat16, float16 or float32 [rows, hidden], contiguous. Rows in the group's memory "
           "(Dispatched.x written in place) need no copy. weights: float32 [rows, top_k], summed "
           "too. bias: up to two arrays [tokens, hidden], added first. out: the array for the "
-          "result. dtype names the type of y, bias and out where the arrays cannot."_doc);
+          "result. unsummed: the rows of an expert-major dispatch come back in top-k order, "
+          "[tokens, top_k, hidden], each as its expert wrote it, zeros where a slot has no expert. "
+          "dtype names the type of y, bias and out where the arrays cannot."_doc);
 }
 
 }  // namespace
@@ -315,6 +318,8 @@ NormalOptions combine_options_from(std::string_view call, const nb::kwargs& give
       out = nb::borrow(value);
     else if (name == "bias")
       bias = nb::borrow(value);
+    else if (name == "unsummed")
+      options.combine.unsummed = argument<bool>(call, name, value);
     else
       read_launch(call, name, value, options.combine.launch);
   }
@@ -379,8 +384,10 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
                                 nb::sig("class Combined(typing.Generic[A_co])"),
                                 "The result of a combine."_doc);
   refuse_numpy(combined, "its x or topk_weights");
-  def_result(combined, "x", &Combined::x, "def x(self) -> A_co",
-             "[tokens, hidden], dtype of y; the array passed as out=."_doc);
+  def_result(
+      combined, "x", &Combined::x, "def x(self) -> A_co",
+      "[tokens, hidden], with unsummed [tokens, top_k, hidden], dtype of y; the array passed "
+      "as out=."_doc);
   def_result(combined, "topk_weights", &Combined::topk_weights,
              "def topk_weights(self) -> A_co | None",
              "float32 [tokens, top_k]; None without weights."_doc);

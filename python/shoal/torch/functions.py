@@ -145,8 +145,10 @@ def low_latency(
     group: Any,
     x: Tensor,
     topk_idx: Tensor,
-    topk_weights: Tensor,
+    topk_weights: Tensor | None,
     experts: Callable[[Tensor, Tensor], Tensor],
+    *,
+    unsummed: bool = False,
 ) -> Tensor:
     """A layer of experts in low-latency mode, for decoding. Collective, without gradients.
 
@@ -159,6 +161,9 @@ def low_latency(
     have fewer, with no rows for the last ones; it returns the experts' output in the same shape,
     and may write it into the rows. Returns [tokens, hidden].
 
+    unsummed: returns the experts' output in top-k order, [tokens, top_k, hidden], without weights,
+    for a kernel that sums it; zeros where a slot has no expert. topk_weights may be None.
+
     All ranks choose the mode alike: by a number that they have agreed on, not by their own tokens.
     Otherwise ranks wait for each other: they get a MismatchError at once, and the group ends.
 
@@ -170,11 +175,19 @@ def low_latency(
             f"shoal.torch.low_latency: x has dtype {x.dtype}; allowed: torch.bfloat16, as rows "
             "travel; shoal.torch.dispatch keeps float32"
         )
-    x, topk_idx, weights = (eager._plain(one) for one in (x, topk_idx, topk_weights.float()))
+    if topk_weights is None and not unsummed:
+        raise InvalidArgumentError(
+            "shoal.torch.low_latency: topk_weights is None; allowed with unsummed=True"
+        )
+    x, topk_idx = eager._plain(x), eager._plain(topk_idx)
+    weights = None if topk_weights is None else eager._plain(topk_weights.float())
     received = group.low_latency_dispatch(x, topk_idx, quantize="none").receive()
     y = experts(received.x, received.counts)
-    out = torch.empty_like(x) if x.is_cuda else None
-    return group.low_latency_combine(y, topk_idx, weights, received.handle, out=out).receive()
+    shape = (*topk_idx.shape, x.shape[1]) if unsummed else x.shape
+    out = x.new_empty(shape) if x.is_cuda else None
+    return group.low_latency_combine(
+        y, topk_idx, weights, received.handle, unsummed=unsummed, out=out
+    ).receive()
 
 
 @torch.no_grad()

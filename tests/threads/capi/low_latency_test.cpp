@@ -87,6 +87,35 @@ TEST(CApiLowLatency, MatchesTheReferenceWithUnevenExperts) {
   match_reference(c);
 }
 
+TEST(CApiLowLatency, UnsummedRowsNeedNoWeights) {
+  const EpCase c = small_case();
+  run_case(c, [&](GroupRank& pe) {
+    shoal_ep_low_latency_dispatch_options options = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+    options.quantize = SHOAL_QUANTIZE_NONE;
+    shoal_ep_low_latency_received got = receive(pe, &options);
+    shoal_tensor y = SHOAL_TENSOR_NONE;
+    ok(shoal_ep_next_combine_buffer(pe.group, &y));
+    write_low_latency_expert_output(c, pe.me, cpp_received(got), view_of(y));
+    shoal_ep_low_latency_combine_options combining = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+    combining.zero_copy = 1;
+    shoal_ep_pending_combine* pending = nullptr;
+    EXPECT_EQ(shoal_ep_low_latency_combine(pe.group, &y, &pe.topk_idx, nullptr, got.handle,
+                                           &combining, &pending),
+              SHOAL_INVALID_ARGUMENT);
+    combining.unsummed = 1;
+    ok(shoal_ep_low_latency_combine(pe.group, &y, &pe.topk_idx, nullptr, got.handle, &combining,
+                                    &pending));
+    shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
+    ok(shoal_ep_pending_combine_receive(pending, &combined));
+    ok(shoal_ep_pending_combine_destroy(pending));
+    const auto wanted = expected_unsummed(c, pe.me);
+    ASSERT_EQ(combined.x.rank, 3);
+    expect_same("rows", combined.x.data, wanted.data(), wanted.size() * 2, 2);
+    ok(shoal_ep_combined_release(&combined));
+    ok(shoal_ep_low_latency_received_release(&got));
+  });
+}
+
 TEST(CApiLowLatency, OptionsReachTheLibrary) {
   const EpCase c = small_case();
   run_case(c, [&](GroupRank& pe) {

@@ -74,13 +74,15 @@ EXPECT_MEMBER(shoal_ep_dispatch_options, copy_out, 48, int32_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, quantize, 52, int32_t);
 EXPECT_MEMBER(shoal_ep_dispatch_options, global_scale, 56, const shoal_tensor*);
 
-EXPECT_STRUCT(shoal_ep_combine_options, 48);
+EXPECT_STRUCT(shoal_ep_combine_options, 56);
 EXPECT_MEMBER(shoal_ep_combine_options, size, 0, size_t);
 EXPECT_MEMBER(shoal_ep_combine_options, weights, 8, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_combine_options, bias, 16, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_combine_options, biases, 24, int64_t);
 EXPECT_MEMBER(shoal_ep_combine_options, out, 32, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_combine_options, launch, 40, const shoal_ep_launch*);
+EXPECT_MEMBER(shoal_ep_combine_options, unsummed, 48, int32_t);
+EXPECT_MEMBER(shoal_ep_combine_options, reserved, 52, int32_t);
 
 EXPECT_STRUCT(shoal_ep_low_latency_dispatch_options, 64);
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, size, 0, size_t);
@@ -104,7 +106,7 @@ EXPECT_MEMBER(shoal_ep_low_latency_combine_options, log_fmt, 36, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, zero_copy, 40, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, defer_receive, 44, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, quantize, 48, int32_t);
-EXPECT_MEMBER(shoal_ep_low_latency_combine_options, reserved, 52, int32_t);
+EXPECT_MEMBER(shoal_ep_low_latency_combine_options, unsummed, 52, int32_t);
 
 EXPECT_STRUCT(shoal_ep_routing, 416);
 EXPECT_MEMBER(shoal_ep_routing, size, 0, size_t);
