@@ -12,6 +12,7 @@
 #include "ep/host/rows/row_ops.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/ep/group.hpp"
+#include "shoal/numeric.hpp"
 #include "shoal_bench.hpp"
 
 namespace shoal::bench {
@@ -30,10 +31,13 @@ struct LowLatencyMode {
   /// The experts write into the group's buffer; else combine copies their output there.
   bool zero_copy;
   ep::Quantize combine = ep::Quantize::none;  ///< as which the rows of the combine travel
+  bool unsummed = false;                      ///< the combine returns the rows
 
   std::string name() const {
     const std::string name = std::string(quantize == ep::Quantize::none ? "bf16" : "fp8") +
-                             (reduction == ep::Reduction::exact ? " exact" : " per rank");
+                             (unsummed                            ? " unsummed"
+                              : reduction == ep::Reduction::exact ? " exact"
+                                                                  : " per rank");
     if (combine == ep::Quantize::mxfp8) return name + ", mxfp8 back";
     if (combine == ep::Quantize::fp8) return name + ", fp8 back";
     return name + (zero_copy ? "" : " staged");
@@ -59,7 +63,10 @@ class EpBench {
             DataType::bfloat16,
             {group_.max_local_experts(), world.n_pes() * shape.low_latency_tokens, shape.hidden})),
         output_(Tensor::empty(DataType::bfloat16,
-                              {std::max(shape.tokens, shape.low_latency_tokens), shape.hidden})) {
+                              {std::max(shape.tokens, shape.low_latency_tokens), shape.hidden})),
+        rows_(Tensor::empty(DataType::bfloat16,
+                            {std::max(shape.tokens / shape.top_k, shape.low_latency_tokens),
+                             shape.top_k, shape.hidden})) {
     group_.warmup();
   }
 
@@ -73,6 +80,7 @@ class EpBench {
         measure_low_latency({quantize, reduction, true});
     for (const ep::Quantize combine : {ep::Quantize::none, ep::Quantize::fp8, ep::Quantize::mxfp8})
       measure_low_latency({ep::Quantize::none, ep::Reduction::per_rank, false, combine});
+    measure_low_latency({ep::Quantize::none, ep::Reduction::exact, true, ep::Quantize::none, true});
     return std::move(measurements_);
   }
 
@@ -138,6 +146,9 @@ class EpBench {
   TensorView output_for(const Batch& batch) const {
     return TensorView(output_.data, DataType::bfloat16, {batch.tokens, shape_.hidden});
   }
+  TensorView rows_for(const Batch& batch) const {
+    return TensorView(rows_.data, DataType::bfloat16, {batch.tokens, shape_.top_k, shape_.hidden});
+  }
 
   void check_normal(const char* when) {
     for (const Batch& batch : batches_) {
@@ -177,6 +188,9 @@ class EpBench {
       group_.combine(received.x, received.handle,
                      {.weights = {}, .bias = {}, .out = output_for(part)});
     };
+    const auto give_rows = [&](const Batch& part, const ep::ExpertMajorDispatched& received) {
+      group_.combine(received.x, received.handle, {.unsummed = true, .out = rows_for(part)});
+    };
     const auto check = [&](const char* when) {
       std::vector<std::int64_t> one(static_cast<std::size_t>(shape_.top_k), -1);
       for (const Batch& part : parts) {
@@ -193,15 +207,19 @@ class EpBench {
     };
     check("before the expert-major chain");
     PairTimes times;
+    Times rows;
     for (std::int64_t i = -shape_.dropped; i < shape_.iterations; ++i) {
       const Batch& part = parts[static_cast<std::size_t>((i + shape_.dropped) % kBatches)];
       const Times start = now();
       const ep::ExpertMajorDispatched received = dispatch(part);
       const Times middle = now();
       combine(part, received);
+      const Times end = now();
+      give_rows(part, received);
       if (i < 0) continue;
       times.dispatch += middle - start;
-      times.combine += now() - middle;
+      times.combine += end - middle;
+      rows += now() - end;
       times.rows += static_cast<double>(*received.rows);
     }
     check("after the expert-major chain");
@@ -209,6 +227,7 @@ class EpBench {
     const double bytes = times.rows / n * static_cast<double>(shape_.row_bytes());
     add("expert-major dispatch bf16", times.dispatch / n, bytes);
     add("expert-major combine bf16", times.combine / n, bytes);
+    add("expert-major combine bf16 unsummed", rows / n, bytes);
   }
 
   /// Rows of the top-k slots of a batch: for each slot with an expert here, its row in expert
@@ -366,10 +385,25 @@ class EpBench {
     options.zero_copy = mode.zero_copy;
     options.quantize = mode.combine;
     options.reduction = mode.reduction;
-    options.out = output_for(batch);
+    options.unsummed = mode.unsummed;
+    options.out = mode.unsummed ? rows_for(batch) : output_for(batch);
     group_
         .low_latency_combine(expert_output, batch.topk_idx, batch.weights, received.handle, options)
         .receive();
+  }
+
+  /// Writes the weighted sums of the rows that a combine has returned, as it would have done.
+  void sum_rows(const Batch& batch) {
+    const auto* const weights = batch.weights.as<float>();
+    for (std::int64_t t = 0; t < batch.tokens; ++t)
+      for (std::int64_t c = 0; c < shape_.hidden; ++c) {
+        float sum = 0;
+        for (std::int64_t k = 0; k < shape_.top_k; ++k)
+          sum += weights[t * shape_.top_k + k] *
+                 float_from_bfloat16(
+                     rows_.as<std::uint16_t>()[(t * shape_.top_k + k) * shape_.hidden + c]);
+        output_.as<std::uint16_t>()[t * shape_.hidden + c] = bfloat16_from_float(sum);
+      }
   }
 
   void check_low_latency(const LowLatencyMode& mode, const char* when) {
@@ -385,6 +419,7 @@ class EpBench {
                                   row * expert_output.strides[1],
                               e * rows + row);
       combine_low_latency(batch, received, mode, expert_output);
+      if (mode.unsummed) sum_rows(batch);
       check_output(batch, output_.as<std::uint16_t>(), shape_,
                    ep::detail::combine_error(ep::detail::low_latency_levels(mode.reduction),
                                              mode.row_error()),
@@ -421,7 +456,7 @@ class EpBench {
   ep::Group group_;
   const std::int64_t local_experts_, first_expert_;
   std::vector<Batch> batches_, small_batches_;
-  Tensor expert_output_, output_;
+  Tensor expert_output_, output_, rows_;
   std::vector<Measurement> measurements_;
 };
 

@@ -48,7 +48,7 @@ class LowLatencyBench {
         results_(results),
         group_(world.team(), low_latency_options(options, max_tokens)),
         factors_(expert_factors(group_, peers.me())),
-        output_(device_tensor(DataType::bfloat16, {max_tokens, shape_.hidden})) {
+        output_(device_tensor(DataType::bfloat16, {max_tokens * shape_.top_k, shape_.hidden})) {
     for (std::int32_t set = 0; set < kSets; ++set)
       batches_.push_back(make_device_batch(shape_, max_tokens, peers, set, stream_.get()));
     group_.warmup();
@@ -74,6 +74,9 @@ class LowLatencyBench {
           fmt::format("{} pair", combine.name).c_str(), [this](std::int64_t i) { pair(i); }, 0);
     }
     combine_ = {};
+    unsummed_ = true;
+    time_chain_of("unsummed pair", [this](std::int64_t i) { pair(i); }, 0);
+    unsummed_ = false;
     check_experts("after the chains");
   }
 
@@ -86,7 +89,12 @@ class LowLatencyBench {
   const DeviceBatch& batch(std::int64_t i) const {
     return batches_[static_cast<std::size_t>(i % kSets)];
   }
-  TensorView output() const { return first_rows(output_, tokens_); }
+  TensorView output() const {
+    if (!unsummed_) return first_rows(output_, tokens_);
+    TensorView rows(output_.data, DataType::bfloat16, {tokens_, shape_.top_k, shape_.hidden});
+    rows.device = output_.device;
+    return rows;
+  }
   ep::Launch launch() const {
     return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0};
   }
@@ -106,6 +114,7 @@ class LowLatencyBench {
     options.zero_copy = !combine_.encodes();
     options.log_fmt = combine_.log_fmt;
     options.quantize = combine_.quantize;
+    options.unsummed = unsummed_;
     options.out = output();
     options.defer_receive = deferred_;
     options.launch = launch();
@@ -248,7 +257,7 @@ class LowLatencyBench {
   ep::Group group_;
   const Tensor factors_, output_;
   std::vector<DeviceBatch> batches_;
-  bool deferred_ = false;
+  bool deferred_ = false, unsummed_ = false;
   CombineFormat combine_;
   std::int64_t tokens_ = 0;
   const RowFormat* format_ = kFormats;

@@ -258,6 +258,33 @@ class NormalBench {
     const ep::Dispatched received = dispatch(0);
     alone("combine", [&](std::int64_t i) { combine(received, i); }, rows_ * combine_row());
     time_unpack(received, alone);
+    time_expert_major(alone);
+  }
+
+  /// Combines of expert-major rows, their sums and the rows themselves, of so many tokens that there
+  /// are about as many rows as in the other operations.
+  template <class Alone>
+  void time_expert_major(const Alone& alone) {
+    const std::int64_t tokens = point_.tokens / shape_.top_k;
+    const bool one_node = routings_[0].device_counts->tokens_per_node.shape[0] == 1;
+    if (narrow() || tokens == 0 || !one_node) return;
+    const ep::Routing routing = group_.route(first_rows(batches_[0].topk_idx, tokens), launch());
+    const ep::ExpertMajorDispatched received =
+        group_.dispatch_expert_major(first_rows(batches_[0].x, tokens), routing);
+    for (const bool unsummed : {false, true}) {
+      ep::CombineOptions options;
+      options.unsummed = unsummed;
+      options.out = first_rows(output_, tokens);
+      if (unsummed)
+        options.out =
+            TensorView(output_.data, DataType::bfloat16, {tokens, shape_.top_k, shape_.hidden});
+      options.out.device = output_.device;
+      options.launch = launch();
+      alone(
+          unsummed ? "combine unsummed" : "combine expert-major",
+          [&](std::int64_t) { group_.combine(received.x, received.handle, options); },
+          static_cast<double>(*received.rows) * combine_row());
+    }
   }
 
   /// Measures the copy of the fields that travelled with the rows to contiguous arrays.
