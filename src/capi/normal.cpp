@@ -35,6 +35,8 @@ ep::CombineOptions combine_options(const shoal_ep_combine_options* given, const 
   ep::CombineOptions options{
       .weights = optional_view_of(c.weights, call, "shoal_ep_combine_options.weights"),
       .unsummed = c.unsummed != 0,
+      .quantize =
+          enumeration(c.quantize, ep::Quantize::nvfp4, call, "shoal_ep_combine_options.quantize"),
       .out = optional_view_of(c.out, call, "shoal_ep_combine_options.out"),
       .launch = launch_of(c.launch),
   };

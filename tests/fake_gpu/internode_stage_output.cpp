@@ -4,4 +4,4 @@
 #include "ep/numeric/arithmetic.hpp"
 #include "ep/numeric/float16.hpp"
 
-#include "ep/cuda/normal/internode/stage_output.cu"
+#include "ep/cuda/normal/stage_output.cu"

@@ -78,6 +78,8 @@ TEST(EpDraws, NormalModeReachesWhatIsAnnounced) {
       reached.add("strided scales", call.scales > 1 && call.scale_order == ScaleOrder::columns);
       reached.add("two biases", call.biases == 2);
       reached.add("no weights", !call.weights);
+      reached.add("combine quantize " + std::to_string(static_cast<int>(call.combine_quantize)),
+                  true);
     }
   }
   reached.expect_extremes(kShortestRow, kMostTokens);
@@ -104,7 +106,10 @@ TEST(EpDraws, NormalModeReachesWhatIsAnnounced) {
                         "int32 indices",
                         "strided scales",
                         "two biases",
-                        "no weights"});
+                        "no weights",
+                        "combine quantize 0",
+                        "combine quantize 1",
+                        "combine quantize 4"});
 }
 
 TEST(EpDraws, LowLatencyReachesWhatIsAnnounced) {

@@ -45,6 +45,9 @@ void check_rounds(const EpCase& c, std::uint64_t rounds) {
       now.seed = c.seed + 1000 * round;
       check_normal(group, now, {.expert_alignment = static_cast<std::int32_t>(1 + round * 7)});
       if (round == 1) check_normal_formats(group, now);
+      for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::mxfp8})
+        if (c.hidden % ep::detail::hidden_multiple(quantize) == 0)
+          check_normal(group, now, {}, quantize);
       check_low_latency(group, now, round % 2 ? ep::Reduction::exact : ep::Reduction::per_rank,
                         round == 2);
       const std::vector<ep::Quantize> all = quantizations_for(c.hidden);
@@ -56,6 +59,9 @@ void check_rounds(const EpCase& c, std::uint64_t rounds) {
     ep::Group blocks(world.team(), expert_major_options(c, call));
     check_expert_major(blocks, c, call, host_tensors());
     call.unsummed = true;
+    check_expert_major(blocks, c, call, host_tensors());
+    call.unsummed = false;
+    if (c.hidden % 16 == 0) call.combine_quantize = ep::Quantize::fp8;
     check_expert_major(blocks, c, call, host_tensors());
   });
 }

@@ -99,10 +99,10 @@ typedef struct shoal_ep_combine_options {
   const shoal_tensor* out;
   const shoal_ep_launch* launch;
   int32_t unsummed;  ///< not 0: expert-major rows in top-k order, [tokens, top_k, hidden]
-  int32_t reserved;
+  int32_t quantize;  ///< SHOAL_FP8 or SHOAL_MXFP8: rows travel in this format
 } shoal_ep_combine_options;
 #define SHOAL_EP_COMBINE_OPTIONS_INIT \
-  {sizeof(shoal_ep_combine_options), NULL, NULL, 0, NULL, NULL, 0, 0}
+  {sizeof(shoal_ep_combine_options), NULL, NULL, 0, NULL, NULL, 0, SHOAL_QUANTIZE_NONE}
 
 enum {
   SHOAL_SCALES_AUTOMATIC = 0,

@@ -8,8 +8,9 @@
 
 namespace shoal::ep {
 
-/// The encoding in which rows of a dispatch travel and arrive. The sender encodes them, in the
-/// kernel that sends them; in normal mode between nodes in one before it.
+/// The encoding in which rows of a dispatch travel and arrive, and those of a combine travel (fp8
+/// and mxfp8). The sender encodes them, in the kernel that sends them or, for dispatches of normal
+/// mode between nodes and its combines on one node, in one before it.
 ///
 /// | name | value of a channel | scale | hidden: a multiple of |
 /// |---|---|---|---|

@@ -239,6 +239,23 @@ struct CombineOptions {
   /// each row. y may not lie in the group's memory. An index outside y is
   /// Error{invalid_argument}; where GPUs find it, it counts as -1 and Group::synchronize throws.
   ConstTensorView topk_rows{};
+  /// fp8 or mxfp8, for bfloat16 y: rows travel in e4m3 with scales, as Quantize defines these
+  /// formats, 1.03 bytes a channel; hidden is a multiple of 16 (fp8) or 32. The receiver decodes
+  /// them to float32 and adds them in the order of bfloat16 rows. On one node each row of y travels
+  /// encoded (of topk_rows: each sum); between nodes the sum of each node does, rounded to bfloat16
+  /// before. A rank's own rows, or the sum of its own node, pass through the encoding too, so that
+  /// a result does not depend on where its rows come from. Equal on all ranks, else
+  /// Error{mismatch}. Other formats, and unsummed at the same time, are Error{invalid_argument}.
+  ///
+  /// On one node rows are encoded to the memory of GroupOptions::combine_staging wherever y lies;
+  /// without it: Error{invalid_argument}. Bound of a channel's error, in addition to the roundings
+  /// to bfloat16: c * amax of each row that travels, summed over the rows, with c and amax as in
+  /// LowLatencyCombineOptions::quantize. A NaN or an infinity makes all channels that share its
+  /// scale NaN.
+  ///
+  ///     auto combined = group.combine(y, dispatched.handle,
+  ///                                   {.quantize = shoal::ep::Quantize::mxfp8});
+  Quantize quantize = Quantize::none;
   /// 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows. Not with unsummed.
   std::vector<ConstTensorView> bias{};
   /// true: the result has the row of each top-k slot, [tokens, top_k, hidden], for an engine that

@@ -218,7 +218,8 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
            nb::arg("options"),
            nb::sig(
                "def combine_async(self, y: A, handle: Handle, *, weights: "
-               "shoal.typing.SupportsDLPack | None = None, bias: shoal.typing.SupportsDLPack | "
+               "shoal.typing.SupportsDLPack | None = None, quantize: str = 'none', bias: "
+               "shoal.typing.SupportsDLPack | "
                "collections.abc.Sequence[shoal.typing.SupportsDLPack | None] | None = (), dtype: "
                "shoal.typing.DType | None = None, out: shoal.typing.SupportsDLPack | None = None, "
                "unsummed: bool = False, stream: shoal.typing.Stream | None = None, after: "

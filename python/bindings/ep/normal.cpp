@@ -256,7 +256,7 @@ void bind_calls(nb::class_<Group>& group) {
           nb::arg("options"),
           nb::sig(
               "def combine(self, y: A, handle: Handle, *, weights: shoal.typing.SupportsDLPack | "
-              "None = None, bias: shoal.typing.SupportsDLPack | "
+              "None = None, quantize: str = 'none', bias: shoal.typing.SupportsDLPack | "
               "collections.abc.Sequence[shoal.typing.SupportsDLPack | None] | None = (), dtype: "
               "shoal.typing.DType | None = None, out: shoal.typing.SupportsDLPack | None = None, "
               "unsummed: bool = False, stream: shoal.typing.Stream | None = None, after: "
@@ -265,10 +265,11 @@ void bind_calls(nb::class_<Group>& group) {
           "Sums the expert output of a dispatch's rows at their sources. Collective.\n\n"
           "y: bfloat16, float16 or float32 [rows, hidden], contiguous. Rows in the group's memory "
           "(Dispatched.x written in place) need no copy. weights: float32 [rows, top_k], summed "
-          "too. bias: up to two arrays [tokens, hidden], added first. out: the array for the "
-          "result. unsummed: the rows of an expert-major dispatch come back in top-k order, "
-          "[tokens, top_k, hidden], each as its expert wrote it, zeros where a slot has no expert. "
-          "dtype names the type of y, bias and out where the arrays cannot."_doc);
+          "too. quantize: fp8 or mxfp8, in which the rows of a bfloat16 y travel (docs/guide/"
+          "formats.md); equal on all ranks. bias: up to two arrays [tokens, hidden], added first. "
+          "out: the array for the result. unsummed: the rows of an expert-major dispatch come back "
+          "in top-k order, [tokens, top_k, hidden], each as its expert wrote it, zeros where a slot "
+          "has no expert. dtype names the type of y, bias and out where the arrays cannot."_doc);
 }
 
 }  // namespace
@@ -314,7 +315,9 @@ NormalOptions combine_options_from(std::string_view call, const nb::kwargs& give
     else if (name == "weights") {
       refuse_gradient(call, name, value, kCombineWithGradient);
       options.combine.weights = options.arrays.read(value, "weights");
-    } else if (name == "out")
+    } else if (name == "quantize")
+      options.combine.quantize = quantize_from(call, value);
+    else if (name == "out")
       out = nb::borrow(value);
     else if (name == "bias")
       bias = nb::borrow(value);

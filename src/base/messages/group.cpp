@@ -157,10 +157,10 @@ static constexpr Message kGroupRows[] = {
      "Choose the mode on all ranks by a number that they have agreed on, such as the largest "
      "number of tokens; a rank without tokens calls too."},
     {565,
-     "The expert output lies outside the symmetric heap and has to be copied, and the group has no"
-     " room for the copy, or too little.",
-     "Write the expert output to `Dispatched::x` or to a shared buffer, or make the group with "
-     "`combine_staging` and a larger `max_tokens`."},
+     "The expert output lies outside the symmetric heap and has to be copied, or is encoded "
+     "(`CombineOptions.quantize`), and the group has no room for it, or too little.",
+     "Make the group with `combine_staging` and a larger `max_tokens`; without `quantize`, write "
+     "the expert output to `Dispatched::x` or to a shared buffer."},
     {566, "One result has more rows than the kernels between nodes can number.",
      "Lower `DispatchOptions.worst_case_rows` or `GroupOptions.max_tokens`, or set "
      "`SHOAL_EP_BETWEEN_NODES=staged`."},

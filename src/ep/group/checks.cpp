@@ -151,6 +151,16 @@ void check_scale_layout(const char* call, Quantize quantize, ScaleLayout layout)
           call, name_of(quantize));
 }
 
+/// The encoding of the rows of a combine.
+void check_combine_format(const GroupState& group, const char* call, Quantize quantize) {
+  const bool allowed =
+      quantize == Quantize::none || quantize == Quantize::fp8 || quantize == Quantize::mxfp8;
+  require(allowed || quantize > Quantize::nvfp4, Code::invalid_argument,
+          "SHOAL-N583: {}: quantize is {}; allowed for the rows of a combine: none, fp8 and mxfp8",
+          call, name_of(quantize));
+  check_format(group, call, quantize, {});
+}
+
 /// Scales may take the room that narrow rows leave.
 void check_room_for_scales(const GroupState& group, Quantize quantize, std::size_t row_bytes) {
   const Shape& shape = group.shape;
@@ -256,10 +266,15 @@ void check_combine(const GroupState& group, const ConstTensorView& y, const Hand
                    const CombineOptions& options) {
   const std::int64_t hidden = group.shape.hidden, tokens = handle.routing->tokens;
   check_launch(group, "combine", options.launch);
-  const bool summed = options.topk_rows.defined();
-  check_tensor(group, "combine", "y", y,
-               {summed && y.rank == 2 ? y.shape[0] : handle.result_rows, hidden},
-               {DataType::bfloat16, DataType::float16, DataType::float32});
+  const bool summed = options.topk_rows.defined(), encoded = options.quantize != Quantize::none;
+  check_combine_format(group, "combine", options.quantize);
+  const std::initializer_list<std::int64_t> y_shape = {
+      summed && y.rank == 2 ? y.shape[0] : handle.result_rows, hidden};
+  if (encoded)
+    check_tensor(group, "combine", "y (with quantize)", y, y_shape, {DataType::bfloat16});
+  else
+    check_tensor(group, "combine", "y", y, y_shape,
+                 {DataType::bfloat16, DataType::float16, DataType::float32});
   for (const auto& [name, array, dtype] :
        {std::tuple{"CombineOptions.topk_idx", options.topk_idx, DataType::int64},
         std::tuple{"CombineOptions.topk_rows", options.topk_rows, DataType::int32}}) {
@@ -277,6 +292,10 @@ void check_combine(const GroupState& group, const ConstTensorView& y, const Hand
   require(
       !options.unsummed || options.bias.empty(), Code::invalid_argument,
       "SHOAL-N582: combine: CombineOptions.bias with CombineOptions.unsummed, which adds nothing");
+  require(!options.unsummed || options.quantize == Quantize::none, Code::invalid_argument,
+          "SHOAL-N582: combine: CombineOptions.quantize {} with CombineOptions.unsummed, whose rows "
+          "travel as they are; choose one",
+          name_of(options.quantize));
   const std::size_t row_bytes = hidden * size_of(y.dtype);
   require(row_bytes <= group.shape.max_combine_row_bytes, Code::invalid_argument,
           "SHOAL-N579: combine: rows of {} have {} bytes; this group was made for at most {} "
@@ -312,6 +331,19 @@ void check_combine(const GroupState& group, const ConstTensorView& y, const Hand
     check_tensor(group, "combine", "CombineOptions.out_weights", options.out_weights,
                  {tokens, group.shape.top_k}, {DataType::float32});
   }
+}
+
+void check_room_for_encoded(const GroupState& group, Quantize quantize, const ConstTensorView& y,
+                            std::int64_t rows, std::size_t room) {
+  require(group.shape.combine_staging, Code::invalid_argument,
+          "SHOAL-N565: combine: quantize is {}, which encodes y to memory of the group, and this "
+          "group was made without room for it (GroupOptions.combine_staging)",
+          name_of(quantize));
+  const std::size_t row_bytes = static_cast<std::size_t>(y.shape[1]) * size_of(y.dtype);
+  require(static_cast<std::size_t>(rows) * row_bytes <= room, Code::invalid_argument,
+          "SHOAL-N565: combine: with quantize {} there is room for {} rows of y where they are "
+          "encoded, and there are {}. Raise GroupOptions.max_tokens (now {})",
+          name_of(quantize), room / row_bytes, rows, group.shape.max_tokens);
 }
 
 void check_low_latency_mode(const GroupState& group, const char* call) {
@@ -378,11 +410,7 @@ void check_low_latency_combine(const GroupState& group, const ConstTensorView& y
             call);
   }
   const bool quantized = options.quantize != Quantize::none;
-  check_format(group, call, options.quantize, {});
-  require(!quantized || options.quantize == Quantize::fp8 || options.quantize == Quantize::mxfp8,
-          Code::invalid_argument,
-          "SHOAL-N583: {}: quantize is {}; allowed for the rows of a combine: none, fp8 and mxfp8",
-          call, name_of(options.quantize));
+  check_combine_format(group, call, options.quantize);
   require(!(options.log_fmt && quantized), Code::invalid_argument,
           "SHOAL-N582: {}: log_fmt and quantize {} both encode y on its way; choose one", call,
           name_of(options.quantize));

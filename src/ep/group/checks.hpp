@@ -32,6 +32,10 @@ void check_dispatch_options(const GroupState& group, const ConstTensorView& x,
                             const AnyDispatchOptions& options, const HandleState* cached = nullptr);
 void check_combine(const GroupState& group, const ConstTensorView& y, const HandleState& handle,
                    const CombineOptions& options);
+/// Requires room for the rows of a combine that encodes `rows` rows of y, or sums of them: `room`
+/// bytes, as for copies.
+void check_room_for_encoded(const GroupState& group, Quantize quantize, const ConstTensorView& y,
+                            std::int64_t rows, std::size_t room);
 void check_low_latency_mode(const GroupState& group, const char* call);
 /// LowLatencyDispatchOptions.global_scale, where the host can read it.
 void check_global_scale(const char* call, float scale);

@@ -15,9 +15,16 @@ constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
 /// Distinguishes a dispatch from a combine with the same epoch.
 enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
 
-/// The encoding of the combine rows of low-latency mode. fp8 and mxfp8: codes in e4m3, a byte for
-/// each channel, then scales as Quantize has them.
+/// The encoding of the rows of a combine. fp8 and mxfp8: codes in e4m3, a byte for each channel,
+/// then scales as Quantize has them. Normal mode has no log_fmt.
 enum class CombineEncoding : std::uint32_t { bfloat16, log_fmt, fp8, mxfp8 };
+
+/// That of `quantize`: none, fp8 or mxfp8.
+SHOAL_HOST_DEVICE constexpr CombineEncoding encoding_of(Quantize quantize) {
+  return quantize == Quantize::fp8     ? CombineEncoding::fp8
+         : quantize == Quantize::mxfp8 ? CombineEncoding::mxfp8
+                                       : CombineEncoding::bfloat16;
+}
 
 /// The combine rows that one rank provides to another in low-latency mode: a weighted sum over its
 /// experts per token, or a row per expert, in each CombineEncoding. Sums are rounded to bfloat16

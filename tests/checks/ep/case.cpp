@@ -212,39 +212,47 @@ std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32
 
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
                                             const std::vector<std::uint16_t>* bias0,
-                                            const std::vector<std::uint16_t>* bias1) {
+                                            const std::vector<std::uint16_t>* bias1,
+                                            const Travel& travel) {
   const auto topk_idx = c.topk(rank);
   const auto weights = c.weights(rank);
-  std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
+  std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden), added(c.hidden);
   std::vector<std::int64_t> local(c.top_k);
+  std::vector<float> of_node(c.hidden), arrived(c.hidden), sum(c.hidden);
   for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
     const std::int64_t* row = topk_idx.data() + t * c.top_k;
     const auto ranks = ranks_of(c, row);
-    const auto nodes = nodes_of(c, ranks);
-    std::vector<std::int32_t> owners(c.top_k, -1);
-    std::vector<std::int64_t> numbers(c.top_k, -1);
-    for (std::int32_t k = 0; k < c.top_k; ++k)
-      if (row[k] >= 0) owners[k] = c.rank_of(row[k]), numbers[k] = c.local_of(row[k]);
-    for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
-      const std::size_t at = t * c.hidden + channel;
-      float sum = (bias0 ? float_of_bf16((*bias0)[at]) : 0.0F) +
-                  (bias1 ? float_of_bf16((*bias1)[at]) : 0.0F);
-      const auto add = [&](std::int32_t owner, float& to) {
-        for (std::int32_t k = 0; k < c.top_k; ++k) local[k] = owners[k] == owner ? numbers[k] : -1;
-        to += float_of_bf16(expert_output(c, owner, c.value(rank, t, channel), local.data(),
-                                          weights.data() + t * c.top_k));
-      };
-      if (c.nodes == 1)
-        for (const std::int32_t owner : ranks) add(owner, sum);
+    const auto output_of = [&](std::int32_t owner, std::int64_t channel) {
+      for (std::int32_t k = 0; k < c.top_k; ++k)
+        local[k] = row[k] >= 0 && c.rank_of(row[k]) == owner ? c.local_of(row[k]) : -1;
+      return expert_output(c, owner, c.value(rank, t, channel), local.data(),
+                           weights.data() + t * c.top_k);
+    };
+    const auto add = [&] {
+      if (travel)
+        travel(added, arrived);
       else
-        for (const std::int32_t node : nodes) {
-          float of_node = 0;
-          for (const std::int32_t owner : ranks)
-            if (c.node_of(owner) == node) add(owner, of_node);
-          sum += float_of_bf16(bf16_of(of_node));
-        }
-      out[at] = bf16_of(sum);
-    }
+        std::ranges::transform(added, arrived.begin(), float_of_bf16);
+      for (std::int64_t ch = 0; ch < c.hidden; ++ch) sum[ch] += arrived[ch];
+    };
+    for (std::int64_t ch = 0; ch < c.hidden; ++ch)
+      sum[ch] = (bias0 ? float_of_bf16((*bias0)[t * c.hidden + ch]) : 0.0F) +
+                (bias1 ? float_of_bf16((*bias1)[t * c.hidden + ch]) : 0.0F);
+    if (c.nodes == 1)
+      for (const std::int32_t owner : ranks) {
+        for (std::int64_t ch = 0; ch < c.hidden; ++ch) added[ch] = output_of(owner, ch);
+        add();
+      }
+    else
+      for (const std::int32_t node : nodes_of(c, ranks)) {
+        std::ranges::fill(of_node, 0.0F);
+        for (const std::int32_t owner : ranks)
+          for (std::int64_t ch = 0; c.node_of(owner) == node && ch < c.hidden; ++ch)
+            of_node[ch] += float_of_bf16(output_of(owner, ch));
+        std::ranges::transform(of_node, added.begin(), bf16_of);
+        add();
+      }
+    std::ranges::transform(sum, out.begin() + t * c.hidden, bf16_of);
   }
   return out;
 }

@@ -147,10 +147,15 @@ float expert_factor(std::int32_t expert);
 std::uint16_t expert_output(const EpCase& c, std::int32_t rank, std::uint16_t x,
                             const std::int64_t* local_idx, const float* weights);
 
-/// The result of combine on rank `rank`: [tokens, hidden] bfloat16; biases may be null.
+/// The effect of the wire format on a bfloat16 row. Without a function it arrives unchanged.
+using Travel = std::function<void(std::span<const std::uint16_t> row, std::span<float> arrived)>;
+
+/// The result of combine on rank `rank`: [tokens, hidden] bfloat16; biases may be null. `travel`:
+/// of the rows that are added, those of ranks, or with several nodes the sums of nodes.
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
                                             const std::vector<std::uint16_t>* bias0 = nullptr,
-                                            const std::vector<std::uint16_t>* bias1 = nullptr);
+                                            const std::vector<std::uint16_t>* bias1 = nullptr,
+                                            const Travel& travel = {});
 
 /// The rows that rank `rank` must receive in low-latency mode from the ranks that are not in
 /// `masked`.
@@ -164,8 +169,6 @@ struct ExpectedLowLatency {
 ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t rank,
                                                  const std::vector<int>& masked = {});
 
-/// The effect of the wire format on a bfloat16 row. Without a function it arrives unchanged.
-using Travel = std::function<void(std::span<const std::uint16_t> row, std::span<float> arrived)>;
 struct Travels {
   Travel to_experts, back;  ///< of rows, and of expert outputs that are sent as such
   /// With per_rank each rank returns a bfloat16 sum, which travels so. Without a function ranks

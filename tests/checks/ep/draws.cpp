@@ -191,6 +191,7 @@ class Normal : Shapes {
     call.biases = static_cast<int>(pick(0, 2));
     call.out = pick(0, 1) == 1;
     call.samples = 64;
+    if (call.output_dtype == DataType::bfloat16) call.combine_quantize = combine_quantize(c.hidden);
     return call;
   }
 };
@@ -340,6 +341,7 @@ class Compared : Shapes {
         size_of(form.dtype) == size_of(form.output_dtype) && !opaque(form.dtype);
     form.in_place = same_bytes && !form.copy_out && pick(0, 1) == 1;
     form.cached = pick(0, 1) == 1;
+    if (form.output_dtype == DataType::bfloat16) form.combine_quantize = combine_quantize(c.hidden);
     return form;
   }
 };

@@ -66,6 +66,7 @@ struct NormalForm {
   int biases = 1;
   bool in_place = false;  ///< expert output in Dispatched::x; of the same size as its rows
   bool cached = false;    ///< a second dispatch with the handle of the first
+  ep::Quantize combine_quantize = ep::Quantize::none;  ///< CombineOptions.quantize
 };
 struct NormalComparison {
   EpCase c;

@@ -92,6 +92,13 @@ inline std::vector<float> after_combine(detail::CombineEncoding encoding,
   return values;
 }
 
+/// Float32 sums, rounded to bfloat16, as they arrive after their way as a combine row.
+inline void pass_combine(Quantize quantize, std::vector<float>& row) {
+  std::vector<std::uint16_t> rounded(row.size());
+  std::ranges::transform(row, rounded.begin(), [](float v) { return numeric::to_bf16(v).bits; });
+  row = after_combine(detail::encoding_of(quantize), rounded);
+}
+
 /// Writes groups of one magnitude, whose codes are all ones in NVFP4, and such with NaNs, whose
 /// scales are all ones in MXFP8.
 template <typename Random>

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "checks/ep/encoded_rows.hpp"
 #include "support/made_up.hpp"
 
 namespace shoal::test {
@@ -78,6 +79,7 @@ class ExpertMajorRound::Round {
     }
     ep::CombineOptions options;
     options.launch.sms = call_.sms;
+    options.quantize = call_.combine_quantize;
     if (call_.weights) options.weights = *got.topk_weights;
     std::vector<Tensor> biases;
     for (int b = 0; b < call_.biases; ++b) {
@@ -244,6 +246,44 @@ class ExpertMajorRound::Round {
                          values.as<T>()[static_cast<std::int64_t>(i) * stride], wanted[i]));
   }
 
+  /// The sums of a token before they are rounded.
+  std::vector<float> expected_sums(std::int64_t t) const {
+    const std::int64_t* const experts = topk_.data() + t * case_.top_k;
+    std::vector<float> sums(case_.hidden);
+    for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
+      for (int b = 0; b < call_.biases; ++b)
+        sums[ch] += decode(call_.output_dtype, bias_of(b, t, ch));
+    const auto add_output = [&](std::int64_t expert, std::vector<float>& to) {
+      for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
+        to[ch] += decode(call_.output_dtype, output_bits(expert, me_, t, ch));
+    };
+    // Adds a row after its way.
+    const auto add_row = [&](std::vector<float> row) {
+      for (float& value : row)
+        value = decode(call_.output_dtype, encode(call_.output_dtype, value));
+      if (call_.combine_quantize != ep::Quantize::none)
+        ep::pass_combine(call_.combine_quantize, row);
+      for (std::int64_t ch = 0; ch < case_.hidden; ++ch) sums[ch] += row[ch];
+    };
+    if (case_.nodes == 1) {
+      for (std::int32_t k = 0; k < case_.top_k; ++k) {
+        std::vector<float> row(case_.hidden);
+        if (experts[k] < 0) continue;
+        add_output(experts[k], row);
+        add_row(std::move(row));
+      }
+      return sums;
+    }
+    for (const std::int32_t node : nodes_of(case_, ranks_of(case_, experts))) {
+      std::vector<float> of_node(case_.hidden);
+      for (std::int32_t k = 0; k < case_.top_k; ++k)
+        if (experts[k] >= 0 && case_.node_of(case_.rank_of(experts[k])) == node)
+          add_output(experts[k], of_node);
+      add_row(std::move(of_node));
+    }
+    return sums;
+  }
+
   void check(const ep::Combined& combined) const {
     group_.synchronize();
     const std::size_t element = size_of(call_.output_dtype);
@@ -264,28 +304,12 @@ class ExpertMajorRound::Round {
       for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
         expect_bits(i, ch,
                     topk_idx[i] < 0 ? 0 : output_bits(topk_idx[i], me_, i / case_.top_k, ch));
-    for (std::int64_t t = 0; !call_.unsummed && t < tokens_; ++t)
+    for (std::int64_t t = 0; !call_.unsummed && t < tokens_; ++t) {
+      const std::vector<float> sums = expected_sums(t);
       for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
-        float sum = 0;
-        for (int b = 0; b < call_.biases; ++b) sum += decode(call_.output_dtype, bias_of(b, t, ch));
-        const auto add = [&](std::int32_t node, float& to) {  // node -1: all nodes
-          for (std::int32_t k = 0; k < case_.top_k; ++k)
-            if (const std::int64_t expert = topk_idx[t * case_.top_k + k];
-                expert >= 0 && (node < 0 || case_.node_of(case_.rank_of(expert)) == node))
-              to += decode(call_.output_dtype, output_bits(expert, me_, t, ch));
-        };
-        if (case_.nodes == 1) {
-          add(-1, sum);
-        } else {
-          for (const std::int32_t node :
-               nodes_of(case_, ranks_of(case_, topk_idx + t * case_.top_k))) {
-            float of_node = 0;
-            add(node, of_node);
-            sum += decode(call_.output_dtype, encode(call_.output_dtype, of_node));
-          }
-        }
-        expect_bits(t, ch, encode(call_.output_dtype, sum));
+        expect_bits(t, ch, encode(call_.output_dtype, sums[ch]));
       }
+    }
     expect(combined.topk_weights.has_value() == call_.weights, "combined weights");
     if (!call_.weights) return;
     const Tensor weights = tensors_.download(*combined.topk_weights);

@@ -32,7 +32,8 @@ struct ExpertMajorCall {
   int biases = 0;
   bool unsummed = false;  ///< CombineOptions::unsummed; without biases
   bool in_place = false;  ///< expert output in Dispatched::x; of the same size as its rows
-  int cached = 0;         ///< further dispatches with the handle, each with its combine
+  ep::Quantize combine_quantize = ep::Quantize::none;  ///< CombineOptions.quantize
+  int cached = 0;  ///< further dispatches with the handle, each with its combine
   std::int32_t sms = 0;
 };
 

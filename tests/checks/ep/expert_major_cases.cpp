@@ -24,7 +24,14 @@ std::vector<ExpertMajorCase> worst_case_and_copy_out_cases(std::int32_t ranks) {
 std::vector<ExpertMajorCase> bias_and_output_cases(std::int32_t ranks) {
   const EpCase c = small_case(ranks, 7);
   const DataType half = DataType::float16, single = DataType::float32;
-  return {{c, {.alignment = 8, .biases = 1, .in_place = true}},
+  const EpCase wide = wide_case(ranks, 8);
+  return {{wide, {.alignment = 8, .biases = 1, .combine_quantize = ep::Quantize::fp8, .cached = 1}},
+          {wide,
+           {.alignment = 4,
+            .worst_case = true,
+            .in_place = true,
+            .combine_quantize = ep::Quantize::mxfp8}},
+          {c, {.alignment = 8, .biases = 1, .in_place = true}},
           {c, {.alignment = 8, .biases = 2, .in_place = true}},
           {c, {.dtype = half, .output_dtype = half, .biases = 2}},
           {c, {.dtype = single, .output_dtype = single, .alignment = 3, .biases = 1}}};

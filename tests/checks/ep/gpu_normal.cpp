@@ -9,6 +9,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "checks/ep/encoded_rows.hpp"
 #include "support/made_up.hpp"
 
 namespace shoal::test {
@@ -304,6 +305,7 @@ void GpuRound::write_expert_output(const ep::Dispatched& got) {
 ep::Combined GpuRound::combine(const ep::Dispatched& got) {
   ep::CombineOptions options;
   options.launch = call_.combine;
+  options.quantize = call_.combine_quantize;
   if (call_.weights && call_.combine_weights) options.weights = *got.topk_weights;
   for (const Tensor& bias : biases_) options.bias.push_back(bias);
   if (call_.out) options.out = first_rows(out_, tokens_);
@@ -421,30 +423,28 @@ void GpuRound::check_rows(const ep::Dispatched& got) {
 std::vector<std::uint32_t> GpuRound::expected_sum(std::int64_t token,
                                                   const std::int64_t* experts) const {
   const auto owners = ranks_of(case_, experts);
-  const auto nodes = nodes_of(case_, owners);
+  const DataType dtype = call_.output_dtype;
   std::vector<std::uint32_t> wanted(case_.hidden);
-  for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
-    float sum = 0;
+  std::vector<float> sums(case_.hidden);
+  for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
     for (int b = 0; b < call_.biases; ++b)
-      sum +=
-          decode(call_.output_dtype, bias_bits(salt_, call_.output_dtype, b, owner_.me, token, ch));
-    const auto add = [&](std::int32_t node, float& to) {  // node -1: all nodes
-      for (const std::int32_t owner : owners)
-        if (node < 0 || case_.node_of(owner) == node)
-          to += decode(call_.output_dtype,
-                       output_bits(salt_, call_.output_dtype, owner, owner_.me, token, ch));
-    };
-    if (case_.nodes == 1) {
-      add(-1, sum);
-    } else {
-      for (const std::int32_t node : nodes) {
-        float of_node = 0;
-        add(node, of_node);
-        sum += decode(call_.output_dtype, encode(call_.output_dtype, of_node));
-      }
-    }
-    wanted[ch] = encode(call_.output_dtype, sum);
-  }
+      sums[ch] += decode(dtype, bias_bits(salt_, dtype, b, owner_.me, token, ch));
+  // Adds the sum of the outputs of some ranks after its way.
+  const auto add = [&](const auto& among) {
+    std::vector<float> row(case_.hidden);
+    for (const std::int32_t owner : owners)
+      for (std::int64_t ch = 0; among(owner) && ch < case_.hidden; ++ch)
+        row[ch] += decode(dtype, output_bits(salt_, dtype, owner, owner_.me, token, ch));
+    for (float& value : row) value = decode(dtype, encode(dtype, value));
+    if (call_.combine_quantize != ep::Quantize::none) ep::pass_combine(call_.combine_quantize, row);
+    for (std::int64_t ch = 0; ch < case_.hidden; ++ch) sums[ch] += row[ch];
+  };
+  if (case_.nodes == 1)
+    for (const std::int32_t rank : owners) add([&](std::int32_t owner) { return owner == rank; });
+  else
+    for (const std::int32_t node : nodes_of(case_, owners))
+      add([&](std::int32_t owner) { return case_.node_of(owner) == node; });
+  std::ranges::transform(sums, wanted.begin(), [&](float sum) { return encode(dtype, sum); });
   return wanted;
 }
 

@@ -61,7 +61,8 @@ struct GpuCall {
   OutputPlace place = OutputPlace::staged;
   int biases = 0;
   bool out = false;
-  bool combine_weights = true;  ///< with `weights`
+  bool combine_weights = true;                         ///< with `weights`
+  ep::Quantize combine_quantize = ep::Quantize::none;  ///< CombineOptions.quantize
   ep::Launch combine{};
 
   /// Calls have max_tokens tokens on every rank. Tokens beyond those of the case have no expert, as

@@ -96,7 +96,8 @@ Tensor expert_output_of(const EpCase& c, std::int32_t rank, const ep::Dispatched
   return y;
 }
 
-void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& extra) {
+void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& extra,
+                  ep::Quantize quantize) {
   const std::int32_t me = group.team().my_pe();
   const Inputs in(c, me);
   ep::DispatchOptions options = extra;
@@ -111,8 +112,11 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
   if (in_place && y.bytes() > 0) std::memcpy(received.x.data, y.data, y.bytes());
   const ep::Combined combined =
       group.combine(in_place ? static_cast<const TensorView&>(received.x) : y, received.handle,
-                    {.weights = received.topk_weights.value_or(Tensor())});
-  const auto wanted = expected_combine(c, me);
+                    {.weights = received.topk_weights.value_or(Tensor()), .quantize = quantize});
+  const auto wanted = expected_combine(c, me, nullptr, nullptr,
+                                       quantize == ep::Quantize::none
+                                           ? Travel()
+                                           : combine_travel(ep::detail::encoding_of(quantize)));
   expect_same("combined x (" + c.describe() + ")", combined.x.data, wanted.data(),
               wanted.size() * 2, 2);
   // The weight of each top-k slot returns from the one rank that has its expert.

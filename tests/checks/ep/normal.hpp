@@ -21,8 +21,9 @@ struct Inputs {
 };
 
 /// route, dispatch (with weights), experts, combine; everything compared with the reference bit by
-/// bit.
-void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& extra = {});
+/// bit. `quantize`: of the combine.
+void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& extra = {},
+                  ep::Quantize quantize = ep::Quantize::none);
 
 /// Low-latency dispatch of bfloat16 rows, experts, combine; rows, their layout and the result
 /// compared bit by bit. early_weights: dispatch gets the weights too.

@@ -393,7 +393,8 @@ TEST_P(EpGpuMismatch, SmallRanksThatDiffer) {
         const bool odd = g.me == GetParam();
         GpuRound bf16(g, c, {}), fp16(g, c, {.dtype = DataType::float16}),
             bare(g, c, {.weights = false}), scaled(g, c, {.scales = 1}),
-            light(g, c, {.combine_weights = false});
+            light(g, c, {.combine_weights = false}),
+            encoded(g, c, {.combine_quantize = ep::Quantize::fp8});
         const ep::Routing routing = bf16.route();
         for (GpuRound* other : {&fp16, &bare, &scaled}) {
           expect_mismatch(g, [&] { (odd ? *other : bf16).dispatch(routing); });
@@ -409,8 +410,10 @@ TEST_P(EpGpuMismatch, SmallRanksThatDiffer) {
         bf16.check(b);
         bf16.write_expert_output(a);
         light.write_expert_output(a);
+        encoded.write_expert_output(a);
         expect_mismatch(g, [&] { bf16.combine(odd ? b : a); });  // combines of different dispatches
         expect_mismatch(g, [&] { (odd ? light : bf16).combine(a); });  // with and without weights
+        expect_mismatch(g, [&] { (odd ? encoded : bf16).combine(a); });
         expect_mismatch(g, [&] {
           if (odd)
             bf16.combine(b);
@@ -440,6 +443,10 @@ TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfExpertOutput) {
         staged.write_expert_output(got);
         if (got.rows > 0)
           expect_error(Code::invalid_argument, "combine_staging", [&] { staged.combine(got); });
+        sync(g.world.team());
+        expect_error(Code::invalid_argument, "quantize is fp8, which encodes y to memory", [&] {
+          (void)g.group.combine(got.x, got.handle, {.quantize = ep::Quantize::fp8});
+        });
         sync(g.world.team());
         in_place.write_expert_output(got);
         in_place.check(in_place.combine(got));

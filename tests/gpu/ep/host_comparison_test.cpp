@@ -213,6 +213,7 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
           owner.tensors.upload(numbers(form.output_dtype, in.tokens, c.hidden, seed = mix(seed))));
     ep::CombineOptions back;
     back.weights = got.topk_weights;
+    back.quantize = form.combine_quantize;
     back.bias.assign(biases.begin(), biases.end());
     const ep::Combined sums = owner.group.combine(y, got.handle, back);
     owner.group.synchronize();
@@ -364,7 +365,15 @@ INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuAndHost, ::testing::Range<std::uint64_t>(1,
 TEST_P(EpGpuAndHost, NormalModeDeliversTheSameBits) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam());
-  expect_same_bits(c, options_of(c), [&](auto& owner) { return normal_mode(owner, c, {}); });
+  std::vector<NormalForm> forms{{}};
+  for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::mxfp8})
+    for (const bool expert_major : {false, true})
+      if (c.hidden % ep::detail::hidden_multiple(quantize) == 0)
+        forms.push_back(
+            {.expert_major = expert_major, .in_place = expert_major, .combine_quantize = quantize});
+  expect_same_bits(c, options_of(c), [&](auto& owner) {
+    return each(forms, [&](const NormalForm& form) { return normal_mode(owner, c, form); });
+  });
 }
 
 TEST_P(EpGpuAndHost, LowLatencyDeliversTheSameBits) {

@@ -112,6 +112,19 @@ TEST(EpGpuNormal, SmallWithoutWeights) {
              {.weights = false, .int32_topk = true, .dispatch = {.copy_out = true}});
 }
 
+// Expert output is encoded wherever it lies.
+TEST_P(EpGpu, SmallEncodedCombines) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = small_case(GetParam(), 9);
+  for (const std::int64_t hidden : {32, 1056, 2048}) {
+    c.hidden = hidden;
+    for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::mxfp8})
+      for (const OutputPlace place :
+           {OutputPlace::in_place, OutputPlace::heap, OutputPlace::staged})
+        run_rounds(c, {.place = place, .biases = 1, .out = true, .combine_quantize = quantize});
+  }
+}
+
 TEST_P(EpGpu, SmallRowsInEveryFormat) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small_case(GetParam(), 6);

@@ -37,7 +37,8 @@ void run_large(const EpCase& c, const GpuCall& call) {
   options.low_latency_max_tokens = 0;
   options.live_results = 1;
   options.dtype = call.dtype;
-  options.combine_staging = call.place == OutputPlace::staged;
+  options.combine_staging =
+      call.place == OutputPlace::staged || call.combine_quantize != ep::Quantize::none;
   const std::size_t bytes = size_hint(options, c.ranks, DeviceKind::cuda).total();
   run_threads(c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
     GpuGroup group(world, options);

@@ -115,6 +115,13 @@ void match_reference(const EpCase& c) {
     EXPECT_EQ(combined.x.data, out.data());
     const auto sums = expected_combine(c, pe.me, &first, &second);
     expect_same("combined", out.data(), sums.data(), sums.size() * 2, 2);
+    combining.quantize = SHOAL_MXFP8;
+    shoal_ep_combined encoded = SHOAL_EP_COMBINED_INIT;
+    ok(shoal_ep_combine(pe.group, &y, got.handle, &combining, &encoded));
+    const auto passed = expected_combine(c, pe.me, &first, &second,
+                                         combine_travel(ep::detail::CombineEncoding::mxfp8));
+    expect_same("combined in mxfp8", out.data(), passed.data(), passed.size() * 2, 2);
+    ok(shoal_ep_combined_release(&encoded));
     ASSERT_EQ(combined.topk_weights.dtype, SHOAL_FLOAT32);
     EXPECT_EQ(combined.topk_weights.shape[1], c.top_k);
     ok(shoal_ep_combined_release(&combined));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encoded combine rows: bit by bit, with the values of numeric/ for every sum or expert output,
-// added in the documented order; in e4m3 also within the stated bounds of the sums in float64.
+// Encoded combine rows of both modes: bit by bit, with the values of numeric/ for every sum or
+// expert output, added in the documented order; in e4m3 also within the stated bounds of the sums
+// in float64.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,9 +9,12 @@
 #include <numeric>
 #include <random>
 
+#include "checks/ep/expert_major.hpp"
 #include "checks/ep/normal.hpp"
 #include "ep/numeric/rows.hpp"
 #include "shoal/world.hpp"
+#include "support/expect_error.hpp"
+#include "support/made_up.hpp"
 
 namespace shoal::test {
 
@@ -164,6 +168,24 @@ void write_heavy_tails(const EpCase& c, std::int32_t rank, const Tensor& x) {
 struct Reference {
   std::vector<double> sums, bounds;
 
+  /// Normal mode: each rank returns a row in bfloat16.
+  Reference(const EpCase& c, const Inputs& in, std::int64_t token, Quantize quantize)
+      : sums(c.hidden), bounds(c.hidden) {
+    const std::int64_t* const experts = in.topk_idx.as<std::int64_t>() + token * c.top_k;
+    const std::uint16_t* const x = in.x.as<std::uint16_t>() + token * c.hidden;
+    for (const std::int32_t rank : ranks_of(c, experts)) {
+      std::vector<std::int64_t> local(c.top_k, -1);
+      for (std::int32_t k = 0; k < c.top_k; ++k)
+        if (experts[k] >= 0 && c.rank_of(experts[k]) == rank) local[k] = c.local_of(experts[k]);
+      std::vector<double> row(c.hidden);
+      for (std::int64_t ch = 0; ch < c.hidden; ++ch)
+        sums[ch] += row[ch] = float_of_bf16(
+            expert_output(c, rank, x[ch], local.data(), in.weights.as<float>() + token * c.top_k));
+      add_bounds(row, quantize, 1, 0);
+    }
+    round();
+  }
+
   Reference(const EpCase& c, const Inputs& in, std::int64_t token, Quantize quantize, bool exact)
       : sums(c.hidden), bounds(c.hidden) {
     const std::int64_t* const experts = in.topk_idx.as<std::int64_t>() + token * c.top_k;
@@ -185,13 +207,31 @@ struct Reference {
       // Sums are rounded to bfloat16 before they are encoded, and after.
       if (!exact) add_bounds(part, quantize, 1, 2.1 * kRounding);
     }
-    for (std::int64_t ch = 0; ch < c.hidden; ++ch)
-      bounds[ch] += kRounding * (std::fabs(sums[ch]) + bounds[ch]);
+    round();
+  }
+
+  /// The largest error of a row of `out`, as a fraction of its bound, which it must not exceed.
+  double check(const Tensor& out, std::int64_t token) const {
+    const std::uint16_t* const row = out.as<std::uint16_t>() + token * out.shape[1];
+    double worst = 0;
+    for (std::size_t ch = 0; ch < sums.size(); ++ch) {
+      const double error = std::fabs(float_of_bf16(row[ch]) - sums[ch]);
+      expect(error <= bounds[ch], [&] {
+        return fmt::format("token {}, channel {}: error {}, bound {}", token, ch, error,
+                           bounds[ch]);
+      });
+      if (error > 0) worst = std::max(worst, error / bounds[ch]);
+    }
+    return worst;
   }
 
  private:
   static constexpr double kRounding = 0x1p-8, kFloat32Sums = 1e-6;
 
+  void round() {
+    for (std::size_t ch = 0; ch < sums.size(); ++ch)
+      bounds[ch] += kRounding * (std::fabs(sums[ch]) + bounds[ch]);
+  }
   void add_bounds(const std::vector<double>& row, Quantize quantize, double weight,
                   double roundings) {
     const bool fp8 = quantize == Quantize::fp8;
@@ -228,16 +268,10 @@ TEST(EpEncodedCombine, ErrorsInE4m3AreWithinTheStatedBounds) {
                     {.quantize = quantize, .reduction = reduction, .defer_receive = false})
                 .receive();
         double worst = 0;
-        for (std::int64_t t = 0; t < out.shape[0]; ++t) {
-          const Reference wanted(c, in, t, quantize, reduction == ep::Reduction::exact);
-          for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
-            const double error = std::fabs(
-                float_of_bf16(out.as<std::uint16_t>()[t * c.hidden + ch]) - wanted.sums[ch]);
-            ASSERT_LE(error, wanted.bounds[ch])
-                << ep::detail::name_of(quantize) << ", token " << t << ", channel " << ch;
-            if (error > 0) worst = std::max(worst, error / wanted.bounds[ch]);
-          }
-        }
+        for (std::int64_t t = 0; t < out.shape[0]; ++t)
+          worst = std::max(
+              worst,
+              Reference(c, in, t, quantize, reduction == ep::Reduction::exact).check(out, t));
         if (out.shape[0] > 2) EXPECT_GT(worst, 0.3) << "the bound says little";
       }
   });
@@ -290,6 +324,136 @@ TEST(EpEncodedCombine, RowsOfNansInfinitiesAndZerosInE4m3) {
               if (!nan) ASSERT_EQ(value, t == 1 ? 0.0F : 3.0F) << "token " << t;
             }
         }
+  });
+}
+
+// Normal mode, on one node.
+
+constexpr Quantize kFormats[] = {Quantize::fp8, Quantize::mxfp8};
+
+/// Combines of both layouts in both formats, between those of bfloat16 rows in the same memory.
+void run_normal(const EpCase& c) {
+  const ExpertMajorCall call{.alignment = 3, .biases = 2};
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    ep::Group blocks(world.team(), expert_major_options(c, call));
+    for (const Quantize quantize : kFormats) {
+      if (c.hidden % ep::detail::hidden_multiple(quantize) != 0) continue;
+      for (const std::uint64_t seed : {0, 1}) {  // expert output outside the heap, and in it
+        check_normal(group, reseeded(c, seed), {}, quantize);
+        check_normal(group, reseeded(c, seed));
+        for (const bool in_place : {false, true}) {
+          ExpertMajorCall encoded = call;
+          encoded.in_place = in_place;
+          encoded.combine_quantize = quantize;
+          check_expert_major(blocks, reseeded(c, seed), encoded, host_tensors());
+        }
+      }
+    }
+    check_normal(group, c);
+  });
+}
+
+TEST(EpEncodedCombine, NormalModeIsThatOfNumeric) {
+  for (const std::int64_t hidden : {16, 32, 160, 1056, 2048}) run_normal(mixed(3, hidden));
+  run_normal(mixed(1, 256));
+}
+
+TEST(EpEncodedCombine, NormalModeOfEightRanksSomeOfThemIdle) {
+  EpCase c = mixed(8, 640);
+  for (const Load load : {Load::random, Load::some_idle, Load::none, Load::all_to_one}) {
+    c.load = load;
+    run_normal(c);
+  }
+}
+
+// topk_rows: the sum of a rank's rows is rounded to bfloat16, then encoded.
+TEST(EpEncodedCombine, SumsOfTopkRowsAreEncoded) {
+  const EpCase c = mixed(3, 640);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    const Inputs in(c, world.my_pe());
+    const ep::Dispatched got =
+        group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
+    const Tensor sums = expert_output_of(c, world.my_pe(), got);
+    // A sum of two rows that are half of it, and, in other rows, of one.
+    const std::int64_t rows = sums.shape[0];
+    const Tensor y = Tensor::empty(DataType::bfloat16, {2 * rows, c.hidden}),
+                 topk_rows = Tensor::empty(DataType::int32, {rows, c.top_k}),
+                 weights = Tensor::empty(DataType::float32, {2 * rows});
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const bool halved = row % 2 == 0;
+      for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
+        const float value = float_of_bf16(sums.as<std::uint16_t>()[row * c.hidden + ch]);
+        y.as<std::uint16_t>()[2 * row * c.hidden + ch] = bf16_of(halved ? value / 2 : value);
+        y.as<std::uint16_t>()[(2 * row + 1) * c.hidden + ch] = bf16_of(value / 2);
+      }
+      std::fill_n(topk_rows.as<std::int32_t>() + row * c.top_k, c.top_k, -1);
+      topk_rows.as<std::int32_t>()[row * c.top_k] = static_cast<std::int32_t>(2 * row);
+      if (halved)
+        topk_rows.as<std::int32_t>()[row * c.top_k + 2] = static_cast<std::int32_t>(2 * row + 1);
+    }
+    std::fill_n(weights.as<float>(), 2 * rows, 1.0F);
+    for (const Quantize quantize : kFormats) {
+      const auto wanted = group.combine(sums, got.handle, {.quantize = quantize});
+      const auto summed = group.combine(
+          y, got.handle, {.weights = weights, .topk_rows = topk_rows, .quantize = quantize});
+      expect_same("sums of topk_rows", summed.x.data, wanted.x.data, wanted.x.bytes(), 2);
+    }
+  });
+}
+
+TEST(EpEncodedCombine, ErrorsOfNormalModeAreWithinTheStatedBounds) {
+  EpCase c = mixed(3, 1024);
+  c.max_tokens = 24;
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    const Inputs in(c, world.my_pe());
+    write_heavy_tails(c, world.my_pe(), in.x);
+    const ep::Dispatched got =
+        group.dispatch(in.x, group.route(in.topk_idx), {.weights = in.weights});
+    const Tensor y = expert_output_of(c, world.my_pe(), got);
+    for (const Quantize quantize : kFormats) {
+      const ep::Combined sums = group.combine(y, got.handle, {.quantize = quantize});
+      double worst = 0;
+      for (std::int64_t t = 0; t < sums.x.shape[0]; ++t)
+        worst = std::max(worst, Reference(c, in, t, quantize).check(sums.x, t));
+      if (sums.x.shape[0] > 2) EXPECT_GT(worst, 0.3) << "the bound says little";
+    }
+  });
+}
+
+TEST(EpEncodedCombine, NormalModeRefusesWhatItCannotEncode) {
+  EpCase c = mixed(2, 208);  // no multiple of 32
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    ep::GroupOptions options = options_for(c);
+    options.combine_staging = false;
+    ep::Group without(world.team(), options);
+    const Inputs in(c, world.my_pe());
+    const ep::Dispatched got = group.dispatch(in.x, group.route(in.topk_idx));
+    const auto refused = [&](const char* text, Quantize quantize, const ConstTensorView& y) {
+      expect_error(Code::invalid_argument, text,
+                   [&] { (void)group.combine(y, got.handle, {.quantize = quantize}); });
+    };
+    refused("quantize is nvfp4; allowed for the rows of a combine: none, fp8 and mxfp8",
+            Quantize::nvfp4, got.x);
+    refused("quantize is fp8_ue8m0; allowed", Quantize::fp8_ue8m0, got.x);
+    refused("quantize has the unknown value 9", static_cast<Quantize>(9), got.x);
+    refused("rows in mxfp8 must be a multiple of 32 channels", Quantize::mxfp8, got.x);
+    const Tensor floats = Tensor::empty(DataType::float32, {got.x.shape[0], c.hidden});
+    refused("y (with quantize) is float32", Quantize::fp8, floats);
+    const ep::Dispatched there = without.dispatch(in.x, without.route(in.topk_idx));
+    expect_error(
+        Code::invalid_argument, "combine: quantize is fp8, which encodes y to memory",
+        [&] { (void)without.combine(there.x, there.handle, {.quantize = Quantize::fp8}); });
+    // Ranks that differ get a mismatch, and the groups stay usable.
+    expect_error(Code::mismatch, "combine of bfloat16 rows sent as fp8", [&] {
+      (void)group.combine(got.x, got.handle,
+                          {.quantize = world.my_pe() == 0 ? Quantize::none : Quantize::fp8});
+    });
+    (void)without.combine(there.x, there.handle);
+    check_normal(group, c, {}, Quantize::fp8);
   });
 }
 

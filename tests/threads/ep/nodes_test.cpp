@@ -98,6 +98,30 @@ TEST_P(EpNodes, ChunksOfOneTokenAndSeveralThreads) {
              {.bytes = 4096, .depth = depth});
 }
 
+// The sum of a node travels encoded, and that of the node of the source passes through the
+// encoding.
+TEST_P(EpNodes, EncodedCombinesOfNormalMode) {
+  EpCase c = small(GetParam(), 12);
+  c.hidden = 384;
+  c.mixed_magnitudes = true;
+  const ExpertMajorCall call{.alignment = 3, .biases = 1};
+  run_case(
+      c,
+      [&](World& world, ep::Group& group) {
+        ep::Group blocks(world.team(), expert_major_options(c, call));
+        for (const auto quantize : {ep::Quantize::fp8, ep::Quantize::mxfp8}) {
+          for (const std::uint64_t seed : {0, 1})
+            check_normal(group, reseeded(c, seed), {}, quantize);
+          ExpertMajorCall encoded = call;
+          encoded.combine_quantize = quantize;
+          check_expert_major(blocks, c, encoded, host_tensors());
+        }
+        check_normal(group, c);
+        blocks.close();
+      },
+      {.bytes = 4096}, 3);
+}
+
 /// Options of a group go before the settings of its world, which groups of the same world keep.
 TEST_P(EpNodes, GroupsHaveTheirOwnChunks) {
   EpCase c = small(GetParam(), 6);

@@ -82,7 +82,7 @@ EXPECT_MEMBER(shoal_ep_combine_options, biases, 24, int64_t);
 EXPECT_MEMBER(shoal_ep_combine_options, out, 32, const shoal_tensor*);
 EXPECT_MEMBER(shoal_ep_combine_options, launch, 40, const shoal_ep_launch*);
 EXPECT_MEMBER(shoal_ep_combine_options, unsummed, 48, int32_t);
-EXPECT_MEMBER(shoal_ep_combine_options, reserved, 52, int32_t);
+EXPECT_MEMBER(shoal_ep_combine_options, quantize, 52, int32_t);
 
 EXPECT_STRUCT(shoal_ep_low_latency_dispatch_options, 64);
 EXPECT_MEMBER(shoal_ep_low_latency_dispatch_options, size, 0, size_t);

@@ -38,6 +38,15 @@ TEST(EpInternodeKernels, SumsOfTopkSlots) {
   run({.hidden = 1040, .max_tokens = 4, .chunk = 5000, .summed = true, .seed = 14});
 }
 
+// The sums of nodes travel encoded, that of the source's own node passes through the encoding.
+TEST(EpInternodeKernels, EncodedSums) {
+  for (const Quantize quantize : {Quantize::fp8, Quantize::mxfp8}) {
+    run({.hidden = 1056, .max_tokens = 5, .chunk = 3000, .biased = true, .quantize = quantize});
+    run({.nodes = 3, .size = 1, .hidden = 96, .alignment = 2, .seed = 20, .quantize = quantize});
+    run({.hidden = 160, .max_tokens = 6, .summed = true, .seed = 21, .quantize = quantize});
+  }
+}
+
 TEST(EpInternodeKernels, ScalesAndBiases) {
   run({.nodes = 3,
        .size = 2,

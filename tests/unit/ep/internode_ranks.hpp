@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "checks/ep/encoded_rows.hpp"
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/group/kernel_counts.hpp"
 #include "ep/cuda/normal/internode/kernels.cuh"
-#include "ep/numeric/rows.hpp"
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/routing.hpp"
 #include "fake_gpu/array.hpp"
@@ -46,6 +46,7 @@ struct Case {
   bool summed = false;  ///< expert output with a row for each top-k slot, outside the heap
   bool empty = false;   ///< rank 1 has no tokens, and no token goes to the last rank
   std::uint32_t seed = 1;
+  Quantize quantize = Quantize::none;  ///< of the combines
   /// [ranks + 1]: GroupOptions::first_expert. Where it is empty, each rank has local_experts.
   std::vector<std::int32_t> first_expert = {};
 
@@ -216,7 +217,6 @@ class Ranks {
       weights[i] = std::uniform_real_distribution<float>(0, 1)(random_);
     if (c_.summed) write_slot_output(me);
   }
-
   void combine(std::int32_t me) {
     combine_only(me);
     Rank& r = ranks_[static_cast<std::size_t>(me)];
@@ -245,12 +245,13 @@ class Ranks {
     normal.out = reinterpret_cast<std::byte*>(r.out.data());
     normal.out_weights = c_.weighted ? r.out_weights.data() : nullptr;
     normal.dtype = static_cast<std::uint32_t>(DataType::bfloat16);
+    normal.quantize = static_cast<std::uint32_t>(c_.quantize);
     if (c_.summed) {
       normal.staging.rows = reinterpret_cast<const std::byte*>(r.y.data());
       normal.staging.topk_rows = r.topk_rows.data();
       normal.staging.row_count = received(me) * c_.top_k;
       if (c_.weighted) normal.staging.weights = r.y_weights.data();
-      launch_stage_output({normal}, 2, nullptr);
+      launch_stage_output({normal, 0}, 2, nullptr);
       check_staged(me);
     }
     params.grid = grid_of(me);
@@ -545,7 +546,6 @@ class Ranks {
         ASSERT_EQ(output_at(me, row)[h], numeric::to_bf16(sum).bits) << "row " << row;
       }
   }
-
   void check_sums(std::int32_t me) {
     Rank& r = rank(me);
     for (std::int64_t t = 0; t < r.routing->tokens; ++t) {
@@ -568,11 +568,11 @@ class Ranks {
             else if (slot == k)
               weights[static_cast<std::size_t>(k)] = of_rank[row];
         });
+      for (std::vector<float>& level : levels) pass_combine(c_.quantize, level);
       for (std::int64_t h = 0; h < c_.hidden; ++h) {
         const auto i = static_cast<std::size_t>(t * c_.hidden + h);
         float sum = c_.biased ? numeric::to_float(Bf16{r.bias[i]}) : 0;
-        for (const auto& level : levels)
-          sum += numeric::to_float(numeric::to_bf16(level[static_cast<std::size_t>(h)]));
+        for (const auto& level : levels) sum += level[static_cast<std::size_t>(h)];
         ASSERT_EQ(r.out[i], numeric::to_bf16(sum).bits)
             << "rank " << me << ", token " << t << ", channel " << h << "; " << c_.describe();
       }

@@ -1,365 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The combine of normal mode on a fake GPU, bit by bit: expert output in the heap, outside it, and
-// with a row for each top-k slot. At the end the forms of a routing.
-//
-// Ranks run one after another. What a rank would get from later ones is there before it starts:
-// their notices, and flags of rows that an earlier round has staged. A flag of an earlier rank has
-// to be raised by that rank, or the program ends.
+// with a row for each top-k slot, also encoded. At the end the forms of a routing.
 // @traits fake_gpu
-#include "fake_gpu/fake_gpu.hpp"
+#include "unit/ep/normal_ranks.hpp"
 //
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/normal/device/kernels.cuh"
 #include "ep/cuda/normal/routing_maps.hpp"
-#include "ep/numeric/rows.hpp"
-#include "fake_gpu/array.hpp"
-#include "unit/ep/expert_shapes.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
-
-using numeric::Bf16;
-using test::fake_gpu::Array;
-
-enum class Output { in_heap, outside, summed };
-
-/// Replaces that of the plan: small, so that small cases fill and wrap the pipelines.
-struct PlanShape {
-  std::int32_t warps = 3, stages = 3;
-  std::uint32_t chunk_bytes = 512, segment_chunks = 4;
-  std::int32_t staging_blocks = 0;  ///< 0: those of the plan
-};
-
-struct Case {
-  std::int32_t ranks = 2, top_k = 4;
-  std::int64_t hidden = 1032;
-  std::vector<std::int32_t> tokens = {70, 40};  ///< of each rank
-  Output output = Output::summed;
-  bool weighted = false, biased = false;
-  std::int32_t blocks = 2;
-  PlanShape shape = {};
-
-  std::string describe() const {
-    return std::to_string(ranks) + " ranks, top-" + std::to_string(top_k) + ", hidden " +
-           std::to_string(hidden) + ", output " + std::to_string(static_cast<int>(output)) +
-           (weighted ? ", weights" : "") + (biased ? ", biases" : "");
-  }
-};
-
-struct Rank {
-  Array<std::byte> block;
-  Array<GroupMemory> memory{1};
-  Array<FaultReport> report{1};
-  Array<std::uint64_t> handle_epoch{1};
-  Array<std::int32_t> copies, first_row, source_ends, topk_rows;
-  Array<std::int64_t> topk_idx;
-  Array<std::uint16_t> y, bias, out;
-  Array<float> weights, out_weights;
-  DeviceGroup group{};
-  std::int32_t rows = 0;  ///< received
-};
-
-class Ranks {
- public:
-  explicit Ranks(const Case& c)
-      : c_(c),
-        shape_(shape_of(c)),
-        layout_(shape_),
-        expert_words_(expert_table_words(*shape_.partition)),
-        ranks_(c.ranks) {
-    limits_.ranks = c.ranks;
-    limits_.multiprocessors = c.blocks;
-    counts_.assign(static_cast<std::size_t>(c.ranks * c.ranks), 0);
-    for (std::int32_t me = 0; me < c.ranks; ++me)
-      ranks_[me].block = Array<std::byte>(layout_.total);
-    for (std::int32_t me = 0; me < c.ranks; ++me) draw_copies(me);
-    for (std::int32_t me = 0; me < c.ranks; ++me) prepare(me);
-  }
-
-  /// Two rounds: in the second one, what later ranks stage is there. Returns what differs.
-  void run() {
-    for (int round = 1; round <= 2; ++round) {
-      for (std::int32_t me = 0; me < c_.ranks; ++me) run(me, static_cast<std::uint64_t>(round));
-      for (std::int32_t me = 0; me < c_.ranks; ++me) {
-        check_staging(me);
-        if (round == 2) check_result(me);
-      }
-    }
-  }
-
-  Rank& rank(std::int32_t r) { return ranks_[r]; }
-  /// A row of `rank` that it received from `source`, or from another one.
-  std::int32_t row_from(std::int32_t rank, std::int32_t source) { return first_row(source, rank); }
-
- private:
-  static detail::Shape shape_of(const Case& c) {
-    detail::Shape shape;
-    shape.ranks = c.ranks;
-    test::spread_experts(shape, 4 * c.ranks);
-    shape.top_k = c.top_k;
-    shape.hidden = c.hidden;
-    shape.max_tokens = *std::ranges::max_element(c.tokens);
-    shape.live_results = 1;
-    shape.max_row_bytes = shape.max_combine_row_bytes = static_cast<std::size_t>(c.hidden) * 2;
-    return shape;
-  }
-  std::int32_t copies_per_token() const { return std::min(c_.top_k, c_.ranks); }
-  std::int32_t& count(std::int32_t from, std::int32_t to) {
-    return counts_[static_cast<std::size_t>(from * c_.ranks + to)];
-  }
-  std::int32_t first_row(std::int32_t from, std::int32_t to) {
-    std::int32_t first = 0;
-    for (std::int32_t source = 0; source < from; ++source) first += count(source, to);
-    return first;
-  }
-  std::uint32_t below(std::uint32_t end) { return static_cast<std::uint32_t>(random_() % end); }
-  std::uint16_t value() {
-    const float magnitude = std::uniform_real_distribution<float>(-2, 2)(random_);
-    return numeric::to_bf16(below(8) == 0 ? magnitude * 4096 : magnitude).bits;
-  }
-
-  void draw_copies(std::int32_t me) {
-    Rank& rank = ranks_[me];
-    const std::int32_t n = copies_per_token();
-    rank.copies = Array<std::int32_t>(static_cast<std::size_t>(c_.tokens[me] * n));
-    std::vector<std::int32_t> order(static_cast<std::size_t>(c_.ranks));
-    std::iota(order.begin(), order.end(), 0);
-    for (std::int32_t token = 0; token < c_.tokens[me]; ++token) {
-      std::ranges::shuffle(order, random_);
-      const std::uint32_t used = below(static_cast<std::uint32_t>(n) + 1);
-      for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(n); ++i)
-        rank.copies[token * n + i] =
-            i < used ? pack_copy(order[i], count(me, order[i])++) : kNoCopy;
-    }
-  }
-
-  void prepare(std::int32_t me) {
-    Rank& rank = ranks_[me];
-    rank.first_row = Array<std::int32_t>(static_cast<std::size_t>(c_.ranks));
-    rank.source_ends = Array<std::int32_t>(static_cast<std::size_t>(c_.ranks));
-    for (std::int32_t other = 0; other < c_.ranks; ++other) {
-      rank.first_row[other] = first_row(me, other);
-      rank.source_ends[other] = first_row(other + 1, me);
-    }
-    rank.rows = rank.source_ends[c_.ranks - 1];
-    rank.handle_epoch[0] = 7;
-    const std::size_t slots = static_cast<std::size_t>(rank.rows) * c_.top_k;
-    const std::size_t y_rows = c_.output == Output::summed ? slots : rank.rows;
-    rank.y = Array<std::uint16_t>(y_rows * c_.hidden);
-    for (std::size_t i = 0; i < y_rows * c_.hidden; ++i) rank.y[i] = value();
-    if (c_.output == Output::in_heap)
-      std::memcpy(rank.block.data() + layout_.arena, rank.y.data(), y_rows * c_.hidden * 2);
-    std::vector<std::int32_t> order(slots);
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::shuffle(order, random_);
-    rank.topk_rows = Array<std::int32_t>(slots);
-    rank.topk_idx = Array<std::int64_t>(slots);
-    rank.weights = Array<float>(slots);
-    for (std::size_t i = 0; i < slots; ++i) {
-      const bool used = below(3) != 0;
-      rank.topk_rows[i] = used ? order[i] : -1;
-      rank.topk_idx[i] = used ? 0 : -1;
-      rank.weights[i] = std::uniform_real_distribution<float>(0, 1)(random_);
-    }
-    const std::size_t results = static_cast<std::size_t>(c_.tokens[me]) * c_.hidden;
-    rank.bias = Array<std::uint16_t>(results);
-    for (std::size_t i = 0; i < results; ++i) rank.bias[i] = value();
-    rank.out = Array<std::uint16_t>(results, 0x77);
-    rank.out_weights = Array<float>(static_cast<std::size_t>(c_.tokens[me]) * c_.top_k, 0x77);
-    std::memset(rank.block.data() + layout_.staging, 0x55, layout_.normal_end - layout_.staging);
-    DeviceGroup& group = rank.group;
-    group.layout = layout_;
-    for (std::int32_t other = 0; other < c_.ranks; ++other)
-      group.block[other] = ranks_[other].block.data();
-    group.memory = rank.memory.data();
-    group.report = rank.report.data();
-    group.timeout_ns = 10'000'000'000;
-    group.ranks = c_.ranks;
-    group.me = me;
-    set_experts(group, *shape_.partition, me, expert_words_.data());
-    group.top_k = c_.top_k;
-  }
-
-  NormalCombine parameters(std::int32_t me, NormalPlan& plan) {
-    Rank& rank = ranks_[me];
-    NormalCombine params{};
-    params.group = rank.group;
-    const bool in_heap = c_.output == Output::in_heap, summed = c_.output == Output::summed;
-    params.y = in_heap ? layout_.arena : layout_.staging;
-    params.y_weights = c_.weighted ? layout_.staging_weights : detail::kNoRoom;
-    params.weight_stride = static_cast<std::uint32_t>(c_.top_k) * 4;
-    CombineStaging& staging = params.staging;
-    if (!in_heap) staging.rows = reinterpret_cast<const std::byte*>(rank.y.data());
-    if (summed) {
-      staging.topk_rows = rank.topk_rows.data();
-      staging.row_count = rank.rows * c_.top_k;
-    }
-    if (c_.weighted) {
-      staging.weights = rank.weights.data();
-      staging.weight_stride = c_.top_k;
-      if (!summed) staging.topk_idx = rank.topk_idx.data();
-    }
-    params.row_bytes = static_cast<std::uint32_t>(c_.hidden * 2);
-    params.tokens = c_.tokens[me];
-    params.copies_per_token = copies_per_token();
-    params.stage_rows = static_cast<std::uint32_t>(summed ? c_.top_k : copies_per_token());
-    params.copies = rank.copies.data();
-    params.handle.epoch = rank.handle_epoch.data();
-    params.handle.first_row = rank.first_row.data();
-    params.handle.source_ends = rank.source_ends.data();
-    if (c_.biased) params.bias[1] = reinterpret_cast<const std::byte*>(rank.bias.data());
-    params.out = reinterpret_cast<std::byte*>(rank.out.data());
-    if (c_.weighted) params.out_weights = rank.out_weights.data();
-    params.dtype = static_cast<std::uint32_t>(DataType::bfloat16);
-    const StagedOutput staged = summed        ? StagedOutput::sums
-                                : !in_heap    ? StagedOutput::rows
-                                : c_.weighted ? StagedOutput::weights
-                                              : StagedOutput::none;
-    plan = plan_combine(c_.blocks, params.row_bytes, params.tokens,
-                        static_cast<std::int32_t>(params.stage_rows), limits_, staged);
-    reshape(plan, params.row_bytes);
-    staging.blocks = plan.staging_blocks;
-    staging.copy_bytes = plan.copy_bytes;
-    params.chunk_bytes = plan.stage_bytes;
-    params.stages = static_cast<std::uint32_t>(plan.stages);
-    params.warps = static_cast<std::uint32_t>(plan.warps);
-    params.segment_chunks = plan.segment_chunks;
-    return params;
-  }
-
-  void reshape(NormalPlan& plan, std::uint32_t row_bytes) const {
-    const PlanShape& shape = c_.shape;
-    if (shape.staging_blocks != 0 && plan.staging_blocks != 0)
-      plan.staging_blocks = shape.staging_blocks;
-    const std::uint32_t shared = plan.copy_bytes * static_cast<std::uint32_t>(plan.warps);
-    plan.copy_bytes = shared / static_cast<std::uint32_t>(shape.warps) / 128 * 128;
-    plan.warps = shape.warps;
-    plan.stages = shape.stages;
-    plan.stage_bytes = std::min(shape.chunk_bytes, (row_bytes + 511) / 512 * 512);
-    plan.segment_chunks = shape.segment_chunks;
-  }
-
-  std::uint64_t& word(std::int32_t at, std::size_t offset) {
-    return *reinterpret_cast<std::uint64_t*>(ranks_[at].block.data() + offset);
-  }
-
-  /// Writes the data of later ranks into the block of `me`.
-  void write_for_later(std::int32_t me, std::uint64_t epoch, std::int32_t later) {
-    NormalPlan plan;
-    const NormalCombine params = parameters(later, plan);
-    detail::DeviceNotice notice{};
-    notice.region = params.y;
-    notice.weights = params.y_weights;
-    notice.handle_epoch = ranks_[later].handle_epoch[0];
-    notice.operation = static_cast<std::uint32_t>(detail::Operation::combine);
-    notice.dtype = params.dtype;
-    notice.row_bytes = params.row_bytes;
-    notice.has_weights = c_.weighted;
-    notice.weight_stride = params.weight_stride;
-    notice.blocks = static_cast<std::uint32_t>(plan.blocks);
-    constexpr std::uint64_t kStagedShift = 4;  // log2 of kStagedRows
-    notice.staged =
-        params.staging.rows != nullptr || params.staging.weights != nullptr ? 1 + kStagedShift : 0;
-    std::memcpy(ranks_[me].block.data() + layout_.notices +
-                    ((epoch & 1) * c_.ranks + later) * layout_.notice_bytes,
-                &notice, sizeof notice);
-    word(me, layout_.entered + later * kLine) = epoch;
-    word(me, layout_.finished + later * kLine) += notice.blocks;
-    for (std::size_t piece = 0; piece < layout_.staged_pieces; ++piece)
-      word(me, layout_.staged_flags + (later * layout_.staged_pieces + piece) * 8) = epoch;
-  }
-
-  void run(std::int32_t me, std::uint64_t epoch) {
-    for (std::int32_t later = me + 1; later < c_.ranks; ++later) write_for_later(me, epoch, later);
-    NormalPlan plan;
-    const NormalCombine params = parameters(me, plan);
-    launch_normal_combine(params, plan, nullptr);
-    ASSERT_EQ(ranks_[me].memory[0].aborted, 0U) << "fault " << ranks_[me].report[0].fault;
-    ASSERT_EQ(ranks_[me].memory[0].epoch, epoch);
-  }
-
-  float weight(Rank& rank, std::int64_t row, std::int32_t slot) {
-    const std::int64_t i = row * c_.top_k + slot;
-    if (rank.topk_idx[i] < 0) return 0;
-    if (c_.output != Output::summed) return rank.weights[i];
-    const std::int32_t added = rank.topk_rows[i];
-    return added >= 0 && added < rank.rows * c_.top_k ? rank.weights[added] : 0;
-  }
-  /// Output of the experts of `rank` for a received row.
-  Bf16 output(Rank& rank, std::int64_t row, std::int64_t channel) {
-    if (c_.output != Output::summed) return {rank.y[row * c_.hidden + channel]};
-    float sum = 0;
-    for (std::int32_t slot = 0; slot < c_.top_k; ++slot)
-      if (const std::int32_t added = rank.topk_rows[row * c_.top_k + slot];
-          added >= 0 && added < rank.rows * c_.top_k)
-        sum += numeric::to_float(Bf16{rank.y[added * c_.hidden + channel]});
-    return numeric::to_bf16(sum);
-  }
-
-  void check_result(std::int32_t me) {
-    Rank& rank = ranks_[me];
-    const std::int32_t n = copies_per_token();
-    for (std::int64_t token = 0; token < c_.tokens[me]; ++token) {
-      for (std::int64_t channel = 0; channel < c_.hidden; ++channel) {
-        const std::int64_t i = token * c_.hidden + channel;
-        float sum = c_.biased ? numeric::to_float(Bf16{rank.bias[i]}) : 0;
-        for (std::int32_t c = 0; c < n; ++c)
-          if (const std::int32_t copy = rank.copies[token * n + c]; copy != kNoCopy)
-            sum += numeric::to_float(output(ranks_[copy_rank(copy)],
-                                            first_row(me, copy_rank(copy)) + copy_row_index(copy),
-                                            channel));
-        ASSERT_EQ(rank.out[i], numeric::to_bf16(sum).bits)
-            << "rank " << me << ", token " << token << ", channel " << channel << "; "
-            << c_.describe();
-      }
-      for (std::int32_t slot = 0; c_.weighted && slot < c_.top_k; ++slot) {
-        float sum = 0;
-        for (std::int32_t c = 0; c < n; ++c)
-          if (const std::int32_t copy = rank.copies[token * n + c]; copy != kNoCopy)
-            sum += weight(ranks_[copy_rank(copy)],
-                          first_row(me, copy_rank(copy)) + copy_row_index(copy), slot);
-        ASSERT_EQ(rank.out_weights[token * c_.top_k + slot], sum)
-            << "rank " << me << ", token " << token << ", slot " << slot << "; " << c_.describe();
-      }
-    }
-  }
-
-  /// Rows for other ranks are staged, and no others.
-  void check_staging(std::int32_t me) {
-    Rank& rank = ranks_[me];
-    const auto* const staged =
-        reinterpret_cast<const std::uint16_t*>(rank.block.data() + layout_.staging);
-    const std::int32_t local = first_row(me, me), local_end = local + count(me, me);
-    for (std::int64_t row = 0; row < shape_.max_received(); ++row)
-      for (std::int64_t channel = 0; channel < c_.hidden; channel += 7) {
-        const bool is_staged =
-            c_.output != Output::in_heap && row < rank.rows && (row < local || row >= local_end);
-        ASSERT_EQ(staged[row * c_.hidden + channel],
-                  is_staged ? output(rank, row, channel).bits : 0x5555)
-            << "rank " << me << ", row " << row << ", channel " << channel << "; " << c_.describe();
-      }
-    const auto* const counted =
-        reinterpret_cast<const std::uint32_t*>(rank.block.data() + layout_.staged_counts);
-    for (std::size_t i = 0; i < c_.ranks * layout_.staged_pieces; ++i) ASSERT_EQ(counted[i], 0U);
-  }
-
-  const Case c_;
-  const detail::Shape shape_;
-  const detail::DeviceLayout layout_;
-  const std::vector<std::int32_t> expert_words_;
-  NormalLimits limits_;
-  std::mt19937 random_{91};
-  std::vector<Rank> ranks_;
-  std::vector<std::int32_t> counts_;  ///< rows by source and destination
-};
 
 void run(const Case& c) {
   SCOPED_TRACE(c.describe());
@@ -443,6 +91,31 @@ TEST(EpNormalKernels, SumsOfManyRowsInSmallStages) {
        .hidden = 4104,
        .tokens = {33, 32},
        .shape = {.warps = 2, .stages = 2, .chunk_bytes = 2048, .segment_chunks = 1}});
+}
+
+// Rows that end inside a group of channels, a lane, or the units of a lane, of one and more warps.
+TEST(EpNormalKernels, EncodedRows) {
+  for (const Quantize quantize : {Quantize::fp8, Quantize::mxfp8})
+    for (const Output output : kOutputs)
+      for (const std::int64_t hidden : {32, 1056, 2048, 4224})
+        run({.ranks = 3,
+             .top_k = 6,
+             .hidden = hidden,
+             .tokens = {17, 0, 22},
+             .output = output,
+             .weighted = true,
+             .biased = true,
+             .blocks = 3,
+             .quantize = quantize});
+  for (const Output output : kOutputs) {
+    run({.hidden = 16, .output = output, .quantize = Quantize::fp8});
+    run({.ranks = 1,
+         .hidden = 528,
+         .tokens = {50},
+         .output = output,
+         .weighted = true,
+         .quantize = Quantize::fp8});
+  }
 }
 
 // Indices outside y count as -1 and are reported, whoever would fetch the row.

@@ -113,8 +113,12 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
              describe_combine(report.seen), refusal_by(state, report, report.rank));
       fail(Code::mismatch,
            "SHOAL-N540: ranks of the group call different operations: PE {} and PE {} differ in "
-           "operation, dtype, format, global scale, scales, weights or handle ({}, epoch {}){}{}",
+           "operation, dtype, format, global scale, scales, weights or handle ({}, epoch {}){}{}{}",
            state.team.world_pe(0), pe, operation_of(report.phase), epoch,
+           value == allowed ? ""
+                            : fmt::format("; their rows are sent as {} and {}",
+                                          detail::name_of(static_cast<Quantize>(value)),
+                                          detail::name_of(static_cast<Quantize>(allowed))),
            refusal_by(state, report, 0), refusal_by(state, report, report.rank));
     case Fault::bad_scale:
       fail(Code::invalid_argument,

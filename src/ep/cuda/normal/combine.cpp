@@ -3,6 +3,7 @@
 
 #include "base/check.hpp"
 #include "ep/cuda/normal/normal.hpp"
+#include "ep/group/checks.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -86,19 +87,21 @@ void Normal::stage_expert_output(const ConstTensorView& y, const CombineOptions&
 }
 
 /// Sets where other ranks fetch y and its weights: in place in the symmetric heap and, inside a
-/// node, in buffers that this PE shares; else in the staging area. Returns whether a kernel copies
-/// y or its weights there (params.staging); the copies of expert-major ones are queued here.
+/// node, in buffers that this PE shares; else in the staging area, encoded rows always. Returns
+/// whether a kernel copies y or its weights there (params.staging); the copies of expert-major ones
+/// are queued here, unless they are encoded.
 bool Normal::locate_expert_output(const ConstTensorView& y, const CombineOptions& options,
                                   NormalCombine& params, cudaStream_t on) {
   const auto& layout = group_.device.layout;
   const auto in_heap = [&](const ConstTensorView& data) {
     return data.bytes() == 0 || state_.world->heap().contains(data.data, extent_of(data));
   };
-  const bool y_in_heap = in_heap(y), summed = options.topk_rows.defined();
+  const bool y_in_heap = in_heap(y), summed = options.topk_rows.defined(),
+             encoded = encodes_rows(options);
   if (internode_ == nullptr) {
     shares_.refresh();  // buffers that other ranks share
     params.shares = shares_.entries();
-    if (!y_in_heap && !summed) {
+    if (!y_in_heap && !summed && !encoded) {
       const auto place = shares_.find(y.data, extent_of(y));
       params.share = place.id;
       params.y = place.offset;
@@ -109,14 +112,17 @@ bool Normal::locate_expert_output(const ConstTensorView& y, const CombineOptions
   params.weight_stride =
       static_cast<std::uint32_t>(state_.shape.top_k * static_cast<std::int32_t>(sizeof(float)));
   if (params.expert_major != 0) {
-    if (params.share == 0) params.y = reachable(y, layout.staging, on);
-    if (!weights.defined()) return false;
+    if (encoded)
+      stage_expert_output(y, options, true, false, params);
+    else if (params.share == 0)
+      params.y = reachable(y, layout.staging, on);
+    if (!weights.defined()) return encoded;
     params.y_weights = reachable(weights, layout.staging_weights, on);
     params.weight_stride = static_cast<std::uint32_t>(
         (params.y_weights == layout.staging_weights ? 1 : weights.strides[0]) * sizeof(float));
-    return false;
+    return encoded;
   }
-  const bool stage_rows = summed || (!y_in_heap && params.share == 0);
+  const bool stage_rows = summed || encoded || (!y_in_heap && params.share == 0);
   const bool reach_weights =
       weights.defined() && !summed &&
       (weights.bytes() == 0 || (!options.topk_idx.defined() && in_heap(weights)));
@@ -170,14 +176,26 @@ Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
   params.expert_counts = routing.arrays.expert_counts;
   params.handle = handle.arrays;
   params.dtype = static_cast<std::uint32_t>(y.dtype);
+  params.quantize = static_cast<std::uint32_t>(options.quantize);
+  const bool encoded = encodes_rows(options);
+  if (encoded) {
+    const auto& layout = group_.device.layout;
+    detail::check_room_for_encoded(state_, options.quantize, y,
+                                   options.topk_rows.defined() ? handle.result_rows : y.shape[0],
+                                   layout.staging_weights - layout.staging);
+  }
   const auto internode_plan = [&] {
     return internode_->plan(sms(options.launch), limits_.multiprocessors, 0);
   };
   if (locate_expert_output(y, options, params, on)) {
     if (internode_ != nullptr)
-      launch_stage_output({params}, internode_plan().blocks, on);
+      launch_stage_output({params, 0}, internode_plan().blocks, on);
+    else if (encoded)
+      launch_stage_output({params, params.quantize}, plan_on_node(options.launch, params).blocks,
+                          on);
     else
-      params.staging.blocks = 1;  // raised by the plan
+      params.staging.blocks = 1;       // raised by the plan
+    if (encoded) params.staging = {};  // the combine finds all of it in the staging area
   }
   for (std::size_t b = 0; b < options.bias.size(); ++b)
     params.bias[b] = static_cast<const std::byte*>(options.bias[b].data);
@@ -214,6 +232,12 @@ Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
 
 /// The plan of a combine inside one node, which completes its parameters.
 NormalPlan Normal::plan_on_node(const Launch& launch, NormalCombine& params) const {
+  if (params.quantize != 0) {
+    const NormalPlan plan = plan_encoded_combine(sms(launch), limits_);
+    params.chunk_bytes = plan.stage_bytes;
+    params.segment_chunks = plan.segment_chunks;
+    return plan;
+  }
   // A token's rows at this rank are added one by one where topk_rows names them.
   const std::int32_t stage_rows =
       params.staging.topk_rows != nullptr ? state_.shape.top_k : params.copies_per_token;

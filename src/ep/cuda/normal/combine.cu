@@ -8,6 +8,8 @@
 // routing (expert-major: top-k slots ascending), rounded once. Weights: combine_weights.cuh. With
 // CombineOptions::unsummed an item is a top-k slot, whose row is copied in the same way.
 //
+// Encoded rows are summed by combine_encoded.cuh.
+//
 // combine_sources.cuh finds the rows. Rows or weights that other ranks do not reach are copied
 // to the staging area meanwhile (combine_staging.cuh), or summed to it (combine_sums.cuh). With
 // CombineOptions::topk_rows, the row of a token at this rank itself is a sum as well, which never
@@ -22,6 +24,7 @@
 #include <algorithm>
 
 #include "ep/cuda/normal/device/combine_counts.cuh"
+#include "ep/cuda/normal/device/combine_encoded.cuh"
 #include "ep/cuda/normal/device/combine_sources.cuh"
 #include "ep/cuda/normal/device/combine_sums.cuh"
 #include "ep/cuda/normal/device/combine_weights.cuh"
@@ -375,6 +378,15 @@ class ChunkRing {
 };
 #endif
 
+template <class Format, AddedRows kRows>
+struct RowsOf {
+  using Sum = ChunkRing<Format, kRows>;
+};
+template <Quantize kQuantize, AddedRows kRows>
+struct RowsOf<EncodedRows<kQuantize>, kRows> {
+  using Sum = EncodedSum<kQuantize, kRows>;
+};
+
 /// True if the blocks behind CombineStaging::blocks stage one piece each before they fetch: nothing
 /// can be fetched before the first pieces are there. Many blocks lose by it, except for weights and
 /// for few rows, which are few bytes (docs/decisions/staged-expert-output.md).
@@ -413,7 +425,7 @@ __global__ void __launch_bounds__(512, 1)
                         params.weight_stride,
                         gridDim.x,
                         0,
-                        0,
+                        params.quantize,
                         0,
                         params.share,
                         staged ? 1 + shift : 0};
@@ -424,26 +436,27 @@ __global__ void __launch_bounds__(512, 1)
       add_last_launch(group, KernelKind::normal, epoch);
   }
   const bool only_one = static_cast<std::int32_t>(ticket) >= params.staging.blocks;
-  if (!only_one || stage_before_fetching(params)) {
+  if (!kIsEncoded<Format> && (!only_one || stage_before_fetching(params))) {
     if constexpr (kRows == AddedRows::of_ranks) stage_copies(params, epoch, shared, only_one);
     if constexpr (kRows == AddedRows::of_ranks_summed)
       stage_sums<Format>(params, epoch, shared, only_one);
   }
-  ChunkRing<Format, kRows> ring(params, shared);
+  typename RowsOf<Format, kRows>::Sum sum(params, shared);
   bool any_staged = false;
   const bool good = await_notices(group, epoch, Phase::combine_notify, kCombine, leader) &&
                     find_sources<kRows>(params, epoch, leader, sources, any_staged);
   if (good && (kRows == AddedRows::of_ranks_summed || any_staged))
-    ring.template run<true>(sources, epoch);
+    sum.template run<true>(sources, epoch);
   else if (good)
-    ring.template run<false>(sources, epoch);
-  if (good && leader) count_rows(params, epoch);
+    sum.template run<false>(sources, epoch);
+  if (good && leader) count_rows(params, epoch, travelling_bytes(params));
   finish_operation(group, epoch, good, Phase::combine_finish, kCombine);
 }
 
-template <class Format, AddedRows... kRows>
-void preload(int shared_bytes) {
-  for (const auto kernel : {combine_impl<Format, kRows>...}) {
+using CombineKernel = void (*)(NormalCombine);
+
+void preload(std::initializer_list<CombineKernel> kernels, int shared_bytes) {
+  for (const CombineKernel kernel : kernels) {
     cudaFuncAttributes attributes;
     (void)cudaFuncGetAttributes(&attributes, kernel);
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -452,40 +465,56 @@ void preload(int shared_bytes) {
 }
 
 template <class Format>
-void launch_as(const NormalCombine& params, const NormalPlan& plan, cudaStream_t stream) {
-  auto* kernel = combine_impl<Format, AddedRows::of_ranks>;
-  if (params.expert_major != 0) kernel = combine_impl<Format, AddedRows::of_experts>;
-  if (params.staging.topk_rows != nullptr)
-    kernel = combine_impl<Format, AddedRows::of_ranks_summed>;
-  launch(kernel, params, plan, stream);
+void preload(int shared_bytes) {
+  preload({combine_impl<Format, AddedRows::of_ranks>, combine_impl<Format, AddedRows::of_experts>},
+          shared_bytes);
+  if constexpr (!kIsEncoded<Format>)
+    preload({combine_impl<Format, AddedRows::of_ranks_summed>}, shared_bytes);
+}
+
+template <class Format>
+CombineKernel kernel_for(const NormalCombine& params) {
+  if constexpr (!kIsEncoded<Format>)
+    if (params.staging.topk_rows != nullptr)
+      return combine_impl<Format, AddedRows::of_ranks_summed>;
+  return params.expert_major != 0 ? combine_impl<Format, AddedRows::of_experts>
+                                  : combine_impl<Format, AddedRows::of_ranks>;
+}
+CombineKernel kernel_for(const NormalCombine& params) {
+  if (params.unsummed != 0) return combine_impl<CopiedVector, AddedRows::of_experts>;
+  switch (static_cast<Quantize>(params.quantize)) {
+    case Quantize::fp8:
+      return kernel_for<EncodedRows<Quantize::fp8>>(params);
+    case Quantize::mxfp8:
+      return kernel_for<EncodedRows<Quantize::mxfp8>>(params);
+    default:
+      break;
+  }
+  switch (static_cast<DataType>(params.dtype)) {
+    case DataType::bfloat16:
+      return kernel_for<Bfloat16Vector>(params);
+    case DataType::float16:
+      return kernel_for<Float16Vector>(params);
+    default:
+      return kernel_for<Float32Vector>(params);
+  }
 }
 
 }  // namespace
 
-void launch_normal_combine(const NormalCombine& given, const NormalPlan& plan,
-                           cudaStream_t stream) {
-  NormalCombine params = given;
+void launch_normal_combine(NormalCombine params, const NormalPlan& plan, cudaStream_t stream) {
   const std::uint32_t segment = params.segment_chunks * params.chunk_bytes;
   params.by_segments = Divisor(std::max(1U, (params.row_bytes + segment - 1) / segment));
-  if (params.unsummed != 0)
-    return launch(combine_impl<CopiedVector, AddedRows::of_experts>, params, plan, stream);
-  switch (static_cast<DataType>(params.dtype)) {
-    case DataType::bfloat16:
-      return launch_as<Bfloat16Vector>(params, plan, stream);
-    case DataType::float16:
-      return launch_as<Float16Vector>(params, plan, stream);
-    default:
-      return launch_as<Float32Vector>(params, plan, stream);
-  }
+  launch(kernel_for(params), params, plan, stream);
 }
 
 void preload_normal_combine(int shared_bytes) {
-  constexpr auto kRanks = AddedRows::of_ranks, kExperts = AddedRows::of_experts,
-                 kSummed = AddedRows::of_ranks_summed;
-  preload<Bfloat16Vector, kRanks, kExperts, kSummed>(shared_bytes);
-  preload<Float16Vector, kRanks, kExperts, kSummed>(shared_bytes);
-  preload<Float32Vector, kRanks, kExperts, kSummed>(shared_bytes);
-  preload<CopiedVector, kExperts>(shared_bytes);
+  preload<Bfloat16Vector>(shared_bytes);
+  preload<Float16Vector>(shared_bytes);
+  preload<Float32Vector>(shared_bytes);
+  preload<EncodedRows<Quantize::fp8>>(shared_bytes);
+  preload<EncodedRows<Quantize::mxfp8>>(shared_bytes);
+  preload({combine_impl<CopiedVector, AddedRows::of_experts>}, shared_bytes);
 }
 
 }  // namespace shoal::ep::cuda

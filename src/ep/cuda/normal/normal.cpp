@@ -79,6 +79,7 @@ void preload_once(int device, int shared_bytes) {
   preload_normal_encode_rows();
   preload_normal_dispatch(shared_bytes);
   preload_normal_combine(shared_bytes);
+  preload_stage_output();
   preload_unpack();
   preload_expand();
   check(cudaGetLastError(), "kernels of an ep::Group");

@@ -87,6 +87,10 @@ class Normal final : public detail::NormalMode {
                                  const std::shared_ptr<detail::Region>& region, std::int64_t rows,
                                  cudaStream_t on);
   Tensor copied_out(const Tensor& tensor, cudaStream_t on) const;
+  /// True if a combine encodes each row of y; between nodes it encodes the sums of nodes.
+  bool encodes_rows(const CombineOptions& options) const {
+    return options.quantize != Quantize::none && internode_ == nullptr;
+  }
   std::uint64_t reachable(const ConstTensorView& data, std::size_t staging, cudaStream_t on) const;
   std::uint64_t offset_in_block(const ConstTensorView& data) const;
   void require_staging() const;

@@ -7,14 +7,21 @@
 // additions: inside a node as in combine_receive, rounded to y's dtype; then biases and the nodes in
 // the order of the last top-k slot that names each, the source's node among them, rounded once. The
 // result does not depend on the node of the source.
+//
+// With CombineOptions::quantize the sum of a node travels encoded, and that of the source's node
+// passes through the encoding.
 #include "ep/host/normal/forward.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
+#include <span>
 
 #include "base/check.hpp"
 #include "ep/host/internode/rail.hpp"
+#include "ep/host/rows/combine_row.hpp"
+#include "ep/plan/row_format.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -43,7 +50,10 @@ class Exchange final : public RailWork {
         dtype_(y.dtype),
         hidden_(y.shape[1]),
         row_bytes_(hidden_ * size_of(y.dtype)),
-        message_(row_bytes_, options.unsummed ? 1 : group.state.shape.top_k,
+        encoding_(detail::encoding_of(options.quantize)),
+        sum_bytes_(encodes() ? detail::RowFormat(options.quantize).wire_bytes(hidden_)
+                             : row_bytes_),
+        message_(sum_bytes_, options.unsummed ? 1 : group.state.shape.top_k,
                  options.weights.defined()),
         room_(static_cast<std::int64_t>((group.layout.chunk_bytes - sizeof(ChunkHeader)) /
                                         message_.total)),
@@ -91,13 +101,25 @@ class Exchange final : public RailWork {
     return {handle_, item / k, static_cast<std::int32_t>(item % k)};
   }
   NodeOrder order_of(std::int64_t item) const;
-  void sum_for_peer(const Forwarded& forwarded, std::int64_t index, std::byte* message) const;
+  bool encodes() const { return encoding_ != detail::CombineEncoding::bfloat16; }
+  void sum_node(std::byte* to, std::span<const void* const> rows,
+                std::vector<std::uint16_t>& scratch) const;
+  void sum_for_peer(const Forwarded& forwarded, std::int64_t index, std::byte* message,
+                    std::vector<std::uint16_t>& scratch) const;
   void give_to_peer(const ForwardedRow& at, std::byte* message) const;
   std::int32_t open_inboxes();
   bool close_inboxes();
   bool take(std::int64_t item, Ready& ready);
-  void sum_local(std::int64_t token, std::byte* row, float* weights) const;
-  void sum(const Ready& ready, std::byte* scratch) const;
+  void sum_local(std::int64_t token, std::byte* row, float* weights,
+                 std::vector<std::uint16_t>& scratch) const;
+  /// Room of a thread that sums.
+  struct Scratch {
+    std::vector<std::byte> row;              // the sum of this node, as it would travel
+    std::vector<std::uint16_t> unencoded{};  // a sum before it is encoded
+    std::optional<EncodedSums> sums{};
+  };
+  Scratch make_scratch() const;
+  void sum(const Ready& ready, Scratch& scratch) const;
   void give(const Ready& ready) const;
   const float* weights_at(std::int32_t rank, std::int64_t row, std::int32_t experts) const {
     return reinterpret_cast<const float*>(local_expert_output_.weights[rank]) + row * experts;
@@ -112,6 +134,8 @@ class Exchange final : public RailWork {
   DataType dtype_;
   std::int64_t hidden_;
   std::size_t row_bytes_;
+  detail::CombineEncoding encoding_;
+  std::size_t sum_bytes_;  // of the sum of a node, as it travels
   SumMessage message_;
   std::int64_t room_;               // messages per chunk
   std::vector<Inbox> inbox_;        // by node
@@ -129,12 +153,13 @@ bool Exchange::send(std::int32_t node) {
                                              : forwarded.tokens(),
                      first = next_[node], count = std::min(room_, all - first);
   group_.workers.for_ranges(count, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<std::uint16_t> scratch;
     for (std::int64_t i = begin; i < end; ++i) {
       std::byte* const message = chunk + sizeof(ChunkHeader) + i * message_.total;
       if (options_.unsummed)
         give_to_peer(forwarded.rows[first + i], message);
       else
-        sum_for_peer(forwarded, first + i, message);
+        sum_for_peer(forwarded, first + i, message, scratch);
     }
   });
   next_[node] += count;
@@ -144,8 +169,17 @@ bool Exchange::send(std::int32_t node) {
   return true;
 }
 
-void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index,
-                            std::byte* message) const {
+/// The sum of rows of this node as it travels: rounded to y's dtype, then encoded.
+void Exchange::sum_node(std::byte* to, std::span<const void* const> rows,
+                        std::vector<std::uint16_t>& scratch) const {
+  if (!encodes()) return sum_rows(dtype_, to, rows, nullptr, nullptr, hidden_, Store::cached);
+  scratch.resize(static_cast<std::size_t>(hidden_));
+  sum_rows(dtype_, scratch.data(), rows, nullptr, nullptr, hidden_, Store::cached);
+  encode_combine_row(encoding_, scratch, to);
+}
+
+void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index, std::byte* message,
+                            std::vector<std::uint16_t>& scratch) const {
   std::array<const void*, kMaxTopK> rows;
   std::size_t count = 0;
   const std::int32_t k = group_.state.shape.top_k;
@@ -162,7 +196,7 @@ void Exchange::sum_for_peer(const Forwarded& forwarded, std::int64_t index,
         weights[topk_slot] += of_row[topk_slot];
     }
   }
-  sum_rows(dtype_, message, {rows.data(), count}, nullptr, nullptr, hidden_, Store::cached);
+  sum_node(message, {rows.data(), count}, scratch);
 }
 
 void Exchange::give_to_peer(const ForwardedRow& at, std::byte* message) const {
@@ -250,19 +284,20 @@ bool Exchange::receive() {
   for (Ready ready; item_ < items() && take(item_, ready); ++item_) batch.push_back(ready);
   group_.workers.for_ranges(static_cast<std::int64_t>(batch.size()),
                             [&](std::int64_t first, std::int64_t last) {
-                              std::vector<std::byte> scratch(row_bytes_);
+                              Scratch scratch = make_scratch();
                               for (std::int64_t i = first; i < last; ++i)
                                 if (options_.unsummed)
                                   give(batch[i]);
                                 else
-                                  sum(batch[i], scratch.data());
+                                  sum(batch[i], scratch);
                             });
   any |= close_inboxes();
   return any || !batch.empty();
 }
 
 /// Writes the sum of this node's rows to `row`, as a peer would send it, and adds their weights.
-void Exchange::sum_local(std::int64_t token, std::byte* row, float* weights) const {
+void Exchange::sum_local(std::int64_t token, std::byte* row, float* weights,
+                         std::vector<std::uint16_t>& scratch) const {
   const std::int32_t k = group_.state.shape.top_k;
   std::array<const void*, kMaxTopK> rows;
   std::size_t count = 0;
@@ -283,10 +318,16 @@ void Exchange::sum_local(std::int64_t token, std::byte* row, float* weights) con
         weights[topk_slot] += of_row[topk_slot];
     }
   }
-  sum_rows(dtype_, row, {rows.data(), count}, nullptr, nullptr, hidden_, Store::cached);
+  sum_node(row, {rows.data(), count}, scratch);
 }
 
-void Exchange::sum(const Ready& ready, std::byte* scratch) const {
+Exchange::Scratch Exchange::make_scratch() const {
+  Scratch scratch{std::vector<std::byte>(sum_bytes_)};
+  if (encodes()) scratch.sums.emplace(encoding_, static_cast<std::size_t>(hidden_));
+  return scratch;
+}
+
+void Exchange::sum(const Ready& ready, Scratch& scratch) const {
   const std::int32_t k = group_.state.shape.top_k;
   float* const weights =
       options_.weights.defined() ? combined_.topk_weights->as<float>() + ready.item * k : nullptr;
@@ -294,8 +335,8 @@ void Exchange::sum(const Ready& ready, std::byte* scratch) const {
   std::array<const void*, kMaxTopK> levels;
   for (std::size_t i = 0; i < ready.order.count; ++i) {
     if (ready.messages[i] == nullptr) {
-      sum_local(ready.item, scratch, weights);
-      levels[i] = scratch;
+      sum_local(ready.item, scratch.row.data(), weights, scratch.unencoded);
+      levels[i] = scratch.row.data();
       continue;
     }
     levels[i] = ready.messages[i];
@@ -309,8 +350,12 @@ void Exchange::sum(const Ready& ready, std::byte* scratch) const {
     return options_.bias.size() > i ? options_.bias[i].as<std::byte>() + ready.item * row_bytes_
                                     : nullptr;
   };
-  sum_rows(dtype_, combined_.x.as<std::byte>() + ready.item * row_bytes_,
-           {levels.data(), ready.order.count}, bias(0), bias(1), hidden_, Store::cached);
+  std::byte* const out = combined_.x.as<std::byte>() + ready.item * row_bytes_;
+  const std::span<const void* const> sums(levels.data(), ready.order.count);
+  if (scratch.sums)
+    scratch.sums->sum(reinterpret_cast<std::uint16_t*>(out), sums, bias(0), bias(1));
+  else
+    sum_rows(dtype_, out, sums, bias(0), bias(1), hidden_, Store::cached);
 }
 
 /// Copies the row of a top-k slot, and its weight.

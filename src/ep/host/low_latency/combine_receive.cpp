@@ -14,6 +14,7 @@
 
 #include "base/check.hpp"
 #include "ep/host/low_latency/low_latency.hpp"
+#include "ep/host/rows/combine_row.hpp"
 #include "ep/numeric/rows.hpp"
 
 namespace shoal::ep::host {
@@ -164,7 +165,7 @@ class EncodedSummer {
   void add_rows(const TokenRows& token_rows, std::size_t first, std::size_t end,
                 std::vector<float>& to) {
     for (std::size_t i = first; i < end; ++i) {
-      decode_combine_row(form_, token_rows.rows[i], row_);
+      decode_combine_row(encoding_of(form_), token_rows.rows[i], row_);
       for (std::size_t c = 0; c < to.size(); ++c) to[c] += token_rows.weights[i] * row_[c];
     }
   }
@@ -173,8 +174,8 @@ class EncodedSummer {
     const auto hidden = static_cast<std::int64_t>(sum_.size());
     weighted_sum(sum_.data(), token_rows, first, end, {}, hidden);
     auto* const bytes = reinterpret_cast<std::byte*>(encoded_.data());
-    encode_combine_row(form_, sum_, bytes);
-    decode_combine_row(form_, bytes, level_);
+    encode_combine_row(encoding_of(form_), sum_, bytes);
+    decode_combine_row(encoding_of(form_), bytes, level_);
   }
 
   const CombineRowForm form_;
@@ -261,23 +262,6 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
 }
 
 }  // namespace
-
-void decode_combine_row(CombineRowForm form, const std::byte* row, std::span<float> values) {
-  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(row);
-  const std::span codes(bytes, values.size());
-  const std::uint8_t* const scales = bytes + values.size();
-  switch (detail::encoding_of(form)) {
-    case detail::CombineEncoding::fp8:
-      return numeric::dequantize_row(
-          codes, {reinterpret_cast<const float*>(scales), numeric::group_count(values.size())},
-          values);
-    case detail::CombineEncoding::mxfp8:
-      return numeric::dequantize_mxfp8_row(codes, {scales, values.size() / numeric::kMxGroup},
-                                           values);
-    default:
-      numeric::logfmt_decode_row(row, values);
-  }
-}
 
 Tensor low_latency_combine_receive(HostGroup& group, PendingCombineState& pending) {
   const auto& shape = group.state.shape;

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "ep/host/low_latency/low_latency.hpp"
+#include "ep/host/rows/combine_row.hpp"
 #include "ep/host/signals/reach.hpp"
 #include "ep/numeric/rows.hpp"
 
@@ -47,8 +48,8 @@ void stage_rows(HostGroup& group, std::uint64_t epoch, const ConstTensorView& y,
   const auto stage = [&](std::int32_t expert, std::int64_t row, CombineRowForm form) {
     std::byte* target = group.state.block + group.layout.combine_row(epoch, expert, row, shape);
     if (is_encoded(form))
-      encode_combine_row(form, {row_of(y, expert, row), static_cast<std::size_t>(shape.hidden)},
-                         target);
+      encode_combine_row(encoding_of(form),
+                         {row_of(y, expert, row), static_cast<std::size_t>(shape.hidden)}, target);
     else
       copy_row(target, row_of(y, expert, row), shape.hidden * sizeof(std::uint16_t), Store::cached);
   };
@@ -86,7 +87,7 @@ void send_sums(HostGroup& group, std::uint64_t epoch, const ConstTensorView& y,
       weighted_sum_rows(is_encoded(form) ? sum.data() : reinterpret_cast<std::uint16_t*>(target),
                         {rows.data(), count}, {weights.data(), count}, {}, shape.hidden,
                         Store::cached);
-      if (is_encoded(form)) encode_combine_row(form, sum, target);
+      if (is_encoded(form)) encode_combine_row(encoding_of(form), sum, target);
     }
   });
   if (tokens.tokens() > 0)
@@ -118,19 +119,6 @@ void send_rows(HostGroup& group, std::uint64_t epoch, const LowLatencyHandleStat
 }
 
 }  // namespace
-
-void encode_combine_row(CombineRowForm form, std::span<const std::uint16_t> row,
-                        std::byte* target) {
-  const auto* const values = reinterpret_cast<const numeric::Bf16*>(row.data());
-  auto* const codes = reinterpret_cast<std::uint8_t*>(target);
-  std::byte* const scales = target + row.size();
-  if (detail::encoding_of(form) == detail::CombineEncoding::log_fmt)
-    numeric::logfmt_encode_row({values, row.size()}, target);
-  else
-    encode_row(
-        detail::encoding_of(form) == detail::CombineEncoding::fp8 ? Quantize::fp8 : Quantize::mxfp8,
-        1, codes, scales, row.data(), row.size());
-}
 
 CombineRowForm combine_row_form(CombineRowForm agreed, bool remote, bool has_weights,
                                 bool unsummed) {

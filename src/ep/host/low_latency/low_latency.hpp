@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
-#include <span>
 
 #include "ep/group/pending.hpp"
 #include "ep/host/group/group.hpp"
@@ -59,10 +58,6 @@ inline CombineRowForm agreed_form(const LowLatencyCombineOptions& options) {
 /// (detail::sends_unsummed): otherwise the reader sums them and passes the sum through the format.
 CombineRowForm combine_row_form(CombineRowForm agreed, bool remote, bool has_weights,
                                 bool unsummed);
-/// Encodes a bfloat16 row as combine rows of `form` travel. Not for CombineEncoding::bfloat16.
-void encode_combine_row(CombineRowForm form, std::span<const std::uint16_t> row, std::byte* target);
-/// The values of such a row.
-void decode_combine_row(CombineRowForm form, const std::byte* row, std::span<float> values);
 /// Waits until all ranks have fetched the rows of the combine before last, whose half `epoch`
 /// reuses.
 void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch);

@@ -3,15 +3,17 @@
 // one pass.
 //
 // Reads one row per copy and writes one row per token. The sum is float32, in the order of
-// RoutingState::copies (expert-major: of the token's top-k slots), rounded once. With
-// CombineOptions::unsummed it writes the row of each top-k slot as it is. The `finished`
-// signal tells an owner that its rows have been fetched. This rank ends when all ranks have raised
-// it, so that the caller may change y afterwards.
+// RoutingState::copies (expert-major: of the token's top-k slots), rounded once; encoded rows are
+// decoded first. With CombineOptions::unsummed it writes the row of each top-k slot as it is. The
+// `finished` signal tells an owner that its rows have been fetched. This rank ends when all ranks
+// have raised it, so that the caller may change y afterwards.
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <optional>
 
 #include "ep/host/normal/forward.hpp"
+#include "ep/host/rows/combine_row.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -62,13 +64,24 @@ void combine_local(HostGroup& group, const ConstTensorView& y, const HandleState
   group.workers.for_ranges(routing.tokens, [&](std::int64_t first, std::int64_t last) {
     std::array<const void*, kMaxTopK> rows;
     std::array<const float*, kMaxTopK> weights;
+    std::optional<EncodedSums> encoded;
+    if (options.quantize != Quantize::none)
+      encoded.emplace(detail::encoding_of(options.quantize), static_cast<std::size_t>(hidden));
+    const auto sum = [&](std::int64_t token, std::size_t count) {
+      std::byte* const out = combined.x.as<std::byte>() + token * row_bytes;
+      if (encoded)
+        encoded->sum(reinterpret_cast<std::uint16_t*>(out), {rows.data(), count},
+                     bias_row(0, token), bias_row(1, token));
+      else
+        sum_rows(y.dtype, out, {rows.data(), count}, bias_row(0, token), bias_row(1, token), hidden,
+                 store);
+    };
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
       if (handle.expert_alignment > 0) {
         for (const TopkRow& at : TopkRows(handle, token))
           rows[count++] = outputs.rows[at.rank] + at.row * row_bytes;
-        sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
-                 bias_row(0, token), bias_row(1, token), hidden, store);
+        sum(token, count);
         if (options.weights.defined())
           fetch_weights(combined.topk_weights->as<float>() + token * top_k, handle, token,
                         outputs.weights);
@@ -80,8 +93,7 @@ void combine_local(HostGroup& group, const ConstTensorView& y, const HandleState
           weights[count] = reinterpret_cast<const float*>(outputs.weights[copy.rank]) + row * top_k;
         rows[count++] = outputs.rows[copy.rank] + row * row_bytes;
       }
-      sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
-               bias_row(0, token), bias_row(1, token), hidden, store);
+      sum(token, count);
       if (options.weights.defined())
         sum_weights(combined.topk_weights->as<float>() + token * top_k, {weights.data(), count},
                     top_k);
@@ -144,7 +156,10 @@ Combined combine_receive(HostGroup& group, const ConstTensorView& y, const Handl
                                      routing.tokens_per_expert.begin(),
                                      routing.tokens_per_expert.end(), std::int64_t{0}))
                                : routing.copies.size();
-  group.state.recorder.moved(rows, rows * static_cast<std::size_t>(y.shape[1]) * size_of(y.dtype));
+  group.state.recorder.moved(
+      rows, rows * (encodes_rows(group, options)
+                        ? detail::RowFormat(options.quantize).wire_bytes(y.shape[1])
+                        : static_cast<std::size_t>(y.shape[1]) * size_of(y.dtype)));
   raise_local(group, group.layout.finished, epoch);
   wait_local(group, group.layout.finished, epoch,
              {"combine", shoal::detail::Activity::combine, epoch, "finish",

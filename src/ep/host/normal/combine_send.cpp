@@ -2,11 +2,16 @@
 // combine_send: publishes where the expert output lies.
 //
 // Rows inside the group's block stay there. Others are copied once to the staging area, which is
-// free: the previous combine ended only after every rank had fetched its rows.
+// free: the previous combine ended only after every rank had fetched its rows. Rows that travel in
+// an encoding are encoded to the staging area in place of the copy, all of them, so that a sum does
+// not depend on where its rows come from. Between nodes they stay as they are: combine_forward
+// encodes the sums of nodes.
 #include <cstring>
 
 #include "base/check.hpp"
+#include "ep/group/checks.hpp"
 #include "ep/host/normal/normal.hpp"
+#include "ep/host/rows/combine_row.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -37,6 +42,25 @@ std::uint64_t reachable(HostGroup& group, const ConstTensorView& data, std::int6
   return group.state.block_offset + staging;
 }
 
+/// Encodes the first `rows` rows of y to the staging area, each where a copy of it would be. y may
+/// lie there: a row is encoded beside it first.
+std::uint64_t stage_encoded(HostGroup& group, const ConstTensorView& y, std::int64_t rows,
+                            Quantize quantize) {
+  const auto hidden = static_cast<std::size_t>(y.shape[1]);
+  const std::size_t bytes = detail::RowFormat(quantize).wire_bytes(y.shape[1]);
+  std::byte* const staging = group.state.block + group.layout.staging;
+  group.workers.for_ranges(rows, [&](std::int64_t first, std::int64_t last) {
+    std::vector<std::byte> encoded(bytes);
+    for (std::int64_t row = first; row < last; ++row) {
+      const std::size_t at = static_cast<std::size_t>(row) * hidden;
+      encode_combine_row(detail::encoding_of(quantize), {y.as<std::uint16_t>() + at, hidden},
+                         encoded.data());
+      std::memcpy(staging + at * sizeof(std::uint16_t), encoded.data(), bytes);
+    }
+  });
+  return group.state.block_offset + group.layout.staging;
+}
+
 }  // namespace
 
 void check_staging(const HostGroup& group, const ConstTensorView& y,
@@ -56,7 +80,11 @@ void check_staging(const HostGroup& group, const ConstTensorView& y,
         "(now {})",
         name, [&] { return data.describe(); }, data.bytes(), room, group.state.shape.max_tokens);
   };
-  check("y", y, layout.staging_weights - layout.staging);
+  const std::size_t room = layout.staging_weights - layout.staging;
+  if (encodes_rows(group, options))
+    detail::check_room_for_encoded(group.state, options.quantize, y, y.shape[0], room);
+  else
+    check("y", y, room);
   if (options.weights.defined())
     check("CombineOptions.weights", options.weights, layout.normal_end - layout.staging_weights);
 }
@@ -67,7 +95,9 @@ NoticeBoard combine_send(HostGroup& group, const ConstTensorView& y, const Handl
   enter_phase(group, shoal::detail::Activity::combine, epoch, "send");
   NormalNotice notice{};
   notice.operation = static_cast<std::uint64_t>(detail::Operation::combine);
-  notice.base = reachable(group, y, handle.received, group.layout.staging);
+  notice.base = encodes_rows(group, options)
+                    ? stage_encoded(group, y, handle.received, options.quantize)
+                    : reachable(group, y, handle.received, group.layout.staging);
   notice.weights = options.weights.defined() ? reachable(group, options.weights, handle.received,
                                                          group.layout.staging_weights)
                                              : detail::kNoRoom;
@@ -77,6 +107,7 @@ NoticeBoard combine_send(HostGroup& group, const ConstTensorView& y, const Handl
   notice.has_weights = options.weights.defined();
   // Inside a node each rank fetches what it needs.
   notice.unsummed = options.unsummed && group.state.nodes.count > 1;
+  notice.quantize = static_cast<std::uint32_t>(options.quantize);
   const Step step{"combine", shoal::detail::Activity::combine, epoch, "notify",
                   "its expert outputs"};
   return exchange_notices(group, step, notice, nullptr, nullptr);

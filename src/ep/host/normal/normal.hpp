@@ -100,10 +100,16 @@ detail::AnyDispatched dispatch_receive(HostGroup& group, const DispatchCall& cal
 /// rows outside `out`.
 void expand(HostGroup& group, const ExpandOptions& options);
 
+/// True if a combine encodes each row of y: all ranks are on this node. Between nodes it encodes
+/// the sums of nodes.
+inline bool encodes_rows(const HostGroup& group, const CombineOptions& options) {
+  return options.quantize != Quantize::none && group.state.nodes.count == 1;
+}
 /// Throws Error{invalid_argument} when y or weights need staging and there is no room for them.
 /// Runs before the operation begins, so that the group stays usable.
 void check_staging(const HostGroup& group, const ConstTensorView& y, const CombineOptions& options);
-/// Stages y and weights unless they lie in the group's memory, and publishes their offsets.
+/// Stages y and weights unless they lie in the group's memory, y also where its rows are encoded,
+/// and publishes their offsets.
 NoticeBoard combine_send(HostGroup& group, const ConstTensorView& y, const HandleState& handle,
                          const CombineOptions& options);
 /// Fetches and sums the rows of this rank's tokens, then raises `finished`.

@@ -112,6 +112,10 @@ inline std::uint32_t cvt_rn_bf16x2_f32(float high, float low) {
 inline std::uint32_t cvt_rn_f16x2_f32(float high, float low) {
   return numeric::to_fp16(low).bits | std::uint32_t{numeric::to_fp16(high).bits} << 16;
 }
+inline std::uint16_t cvt_rn_satfinite_e4m3x2_f32(float high, float low) {
+  return static_cast<std::uint16_t>(numeric::encode_e4m3(low) |
+                                    std::uint32_t{numeric::encode_e4m3(high)} << 8);
+}
 inline std::uint32_t cvt_rn_f16x2_e4m3x2(std::uint16_t codes) {
   return cvt_rn_f16x2_f32(numeric::decode_e4m3(static_cast<std::uint8_t>(codes >> 8)),
                           numeric::decode_e4m3(static_cast<std::uint8_t>(codes)));

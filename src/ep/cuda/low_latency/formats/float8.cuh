@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// float8.cuh: combine rows in e4m3 with scales, fp8 and mxfp8: the scales in their words, and the
-// values of codes. Values are those of numeric/, places those of combine_row.cuh.
+// float8.cuh: combine rows in e4m3 with scales, fp8 and mxfp8: the scales in their words. Values
+// are those of numeric/, places those of combine_row.cuh.
 //
 // No word of such a row looks like the sentinel, whatever the values: NaNs have the code 0x7f, a
 // float32 scale is finite or the NaN 0x7fc00000, and the UE8M0 scale of NaNs travels as 0xfe, which
 // no bfloat16 value has.
 #pragma once
 
+#include "ep/cuda/device/decode.cuh"
 #include "ep/cuda/low_latency/device/self_signalling.cuh"
 #include "ep/cuda/low_latency/formats/combine_row.cuh"
 
@@ -23,25 +24,6 @@ __device__ float float8_scale_in(std::uint32_t word) {
   if constexpr (kEncoding == CombineEncoding::fp8) return __uint_as_float(word);
   const std::uint32_t code = word >> lane_id() % kGroupLanes / kScaleLanes<kEncoding> * 8 & 0xffu;
   return numeric::decode_ue8m0(static_cast<std::uint8_t>(code < kMxNanOnTheWire ? code : 0xff));
-}
-
-/// Calls f(i, value) for the four channels of a word of codes.
-template <typename F>
-__device__ void decode_e4m3(std::uint32_t codes, float scale, F&& f) {
-#pragma unroll
-  for (std::uint32_t pair = 0; pair < 2; ++pair) {
-#if __CUDA_ARCH__ >= 890
-    const std::uint32_t halves =
-        ptx::cvt_rn_f16x2_e4m3x2(static_cast<std::uint16_t>(codes >> 16 * pair));
-    const float low = ptx::cvt_f32_f16(static_cast<std::uint16_t>(halves)),
-                high = ptx::cvt_f32_f16(static_cast<std::uint16_t>(halves >> 16));
-#else
-    const float low = numeric::decode_e4m3(static_cast<std::uint8_t>(codes >> 16 * pair)),
-                high = numeric::decode_e4m3(static_cast<std::uint8_t>(codes >> (16 * pair + 8)));
-#endif
-    f(2 * pair, numeric::mul(low, scale));
-    f(2 * pair + 1, numeric::mul(high, scale));
-  }
 }
 
 }  // namespace shoal::ep::cuda

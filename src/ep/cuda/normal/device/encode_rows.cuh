@@ -34,18 +34,22 @@ __device__ std::uint32_t encode_part(uint4& low, const uint4& high, std::uint32_
   }
 }
 
-/// Encodes the row at `from`, which may be where `codes` are: they overwrite only what all lanes
-/// have read. `scales` get whole words of 16 bytes; bytes without a scale become 0.
+/// Channels of a lane: a unit of a row.
+constexpr std::uint32_t kUnit = 16;
+/// Lanes that share a scale.
 template <Quantize kQuantize>
-__device__ __noinline__ void encode_row(const std::byte* from, std::byte* codes, std::byte* scales,
-                                        std::uint32_t hidden, float global_scale) {
-  constexpr detail::RowFormat kFormat(kQuantize);
-  constexpr std::uint32_t kUnit = 16, kLanes = kFormat.group / kUnit;
+inline constexpr std::uint32_t kScaleLanes = detail::RowFormat(kQuantize).group / kUnit;
+
+/// Encodes a row. load(unit, inside, low, high) sets the 16 channels of a unit where `inside`; all
+/// lanes call it together. `scales` get whole words of 16 bytes; bytes without a scale become 0.
+template <Quantize kQuantize, typename Load>
+__device__ void encode_units(const Load& load, std::byte* codes, std::byte* scales,
+                             std::uint32_t hidden, float global_scale) {
+  constexpr std::uint32_t kLanes = kScaleLanes<kQuantize>;
   constexpr bool kBytes = detail::has_byte_scales(kQuantize);
   constexpr int kBatch = kQuantize == Quantize::nvfp4 ? 2 : 4;  // independent parts in flight
   const GlobalScale global(global_scale);
   const std::uint32_t lane = lane_id(), units = hidden / kUnit;
-  const auto* const vectors = reinterpret_cast<const uint4*>(from);
   // Whole warps iterate together because of the shuffles; the last group can be short.
   for (std::uint32_t first = lane; first < units + lane; first += 32 * kBatch) {
     uint4 low[kBatch], high[kBatch];
@@ -54,9 +58,7 @@ __device__ __noinline__ void encode_row(const std::byte* from, std::byte* codes,
     for (int b = 0; b < kBatch; ++b) {
       const std::uint32_t unit = first + 32 * b;
       low[b] = high[b] = uint4{};
-      if (unit >= units) continue;
-      low[b] = vectors[2 * unit];
-      high[b] = vectors[2 * unit + 1];
+      load(unit, unit < units, low[b], high[b]);
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) largest[b] = largest_magnitude(low[b], high[b]);
@@ -88,6 +90,20 @@ __device__ __noinline__ void encode_row(const std::byte* from, std::byte* codes,
   const std::uint32_t end = (units + kLanes - 1) / kLanes * (kBytes ? 1 : 4);
   if (end + lane < (end + 15) / 16 * 16) scales[end + lane] = std::byte{0};
   __syncwarp();
+}
+
+/// Encodes the row at `from`, which may be where `codes` are: they overwrite only what all lanes
+/// have read.
+template <Quantize kQuantize>
+__device__ __noinline__ void encode_row(const std::byte* from, std::byte* codes, std::byte* scales,
+                                        std::uint32_t hidden, float global_scale) {
+  const auto* const vectors = reinterpret_cast<const uint4*>(from);
+  const auto load = [&](std::uint32_t unit, bool inside, uint4& low, uint4& high) {
+    if (!inside) return;
+    low = vectors[2 * unit];
+    high = vectors[2 * unit + 1];
+  };
+  encode_units<kQuantize>(load, codes, scales, hidden, global_scale);
 }
 
 /// The same in a format that is not none.

@@ -11,6 +11,8 @@
 //                       the block that ends last waits
 //                       for the rows of all ranks
 //   combine             notify, fetch and sum, finish, in the same way
+//   stage_output        expert output where the ranks of this node find it, in a kernel before the
+//                       combine: between nodes, and where rows are encoded
 //   expand              copies rank-major rows to expert-major order
 //
 // A dispatch is a scatter to final places: once the counts of all ranks are known, every source
@@ -226,11 +228,19 @@ struct NormalCombine {
   std::byte* out;
   float* out_weights;  ///< [tokens, top_k], or nullptr
   std::uint32_t dtype;
+  /// Quantize of the rows, which lie in the staging area, or between nodes of the sums of nodes.
+  std::uint32_t quantize;
   std::uint32_t chunk_bytes, stages, warps;
   std::uint32_t stage_rows;  ///< chunks that a stage has room for
   CombineStaging staging;
   std::uint32_t segment_chunks;  ///< chunks of a token that a warp sums at a time
   Divisor by_segments;           ///< segments of a token; set by the launcher
+};
+
+/// stage_output.cu: CombineStaging of the parameters says from where.
+struct StageOutput {
+  NormalCombine normal;
+  std::uint32_t quantize;  ///< Quantize in which rows are staged
 };
 
 /// Launches a kernel that begins with griddepcontrol_wait: it may be set up before the one in front
@@ -258,8 +268,8 @@ void preload_normal_encode_rows();
 void launch_normal_number_topk_slots(const NormalNumberTopkSlots& params, cudaStream_t stream);
 void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan,
                             cudaStream_t stream);
-void launch_normal_combine(const NormalCombine& params, const NormalPlan& plan,
-                           cudaStream_t stream);
+void launch_normal_combine(NormalCombine params, const NormalPlan& plan, cudaStream_t stream);
+void launch_stage_output(const StageOutput& params, std::int32_t blocks, cudaStream_t stream);
 void launch_unpack(const NormalUnpack& params, bool overlap_launches, cudaStream_t stream);
 /// `blocks`: those that run at once.
 void launch_expand(const NormalExpand& params, std::int32_t blocks, bool overlap_launches,
@@ -271,6 +281,7 @@ void preload_normal_route();
 void preload_normal_number_topk_slots();
 void preload_normal_dispatch(int shared_bytes);
 void preload_normal_combine(int shared_bytes);
+void preload_stage_output();
 void preload_unpack();
 void preload_expand();
 

@@ -104,7 +104,8 @@ __device__ inline bool report_mismatch(const DeviceGroup& group, std::uint64_t e
   }
   for (std::int32_t rank = 1; rank < group.ranks; ++rank) {
     if (agrees(group, epoch, rank)) continue;
-    report_refused(group, Fault::mismatch, phase, rank, epoch);
+    report_refused(group, Fault::mismatch, phase, rank, epoch, 0, first.quantize,
+                   notice_of(group, epoch, rank).quantize);
     return true;
   }
   return false;

@@ -160,4 +160,18 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   return plan;
 }
 
+NormalPlan plan_encoded_combine(std::int32_t blocks, const NormalLimits& limits) {
+  // Rows pass through registers. Four times the SMs of bulk copies, as code without bulk copies
+  // needs them (docs/decisions/combine-pulls.md); not measured for encoded rows.
+  constexpr std::int32_t kBest = 64;
+  NormalPlan plan;
+  plan.overlap_launches = limits.overlap_launches;
+  plan.blocks = chosen_blocks(blocks, kBest, limits);
+  plan.warps = kWithoutBulkCopies;
+  plan.stages = 1;
+  plan.stage_bytes = 2 * kCombineStep;  // of the result: 16 channels a lane
+  plan.segment_chunks = kEncodedParts;
+  return plan;
+}
+
 }  // namespace shoal::ep::cuda

@@ -14,6 +14,8 @@ namespace shoal::ep::cuda {
 inline constexpr std::uint32_t kMaxWarps = 16, kMaxStages = 8;
 /// Bytes of a row that a warp adds at a time. Chunks are multiples of it.
 inline constexpr std::uint32_t kCombineStep = 512;
+/// Units of 16 channels that a lane adds at a time where rows are encoded.
+inline constexpr std::uint32_t kEncodedParts = 4;
 /// Barriers lie before the stages: one a warp and stage.
 inline constexpr std::uint32_t kBarrierBytes = kMaxWarps * kMaxStages * 8;
 /// Static shared memory of a kernel, at most.
@@ -59,5 +61,7 @@ bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const N
 NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
                         std::int32_t copies_per_token, const NormalLimits& limits,
                         StagedOutput staging = StagedOutput::none);
+/// The plan of a combine of encoded rows.
+NormalPlan plan_encoded_combine(std::int32_t blocks, const NormalLimits& limits);
 
 }  // namespace shoal::ep::cuda

@@ -8,7 +8,8 @@
 // Order of additions, all in float32: inside a node the ranks in the order of the routing
 // (expert-major: top-k slots ascending), rounded to the type of the rows; then biases and the nodes
 // by the last top-k slot that names each, rounded once. The node of this rank is summed and rounded
-// like the others.
+// like the others. With CombineOptions::quantize the rounded sums of other nodes travel encoded,
+// and that of this node passes through the encoding.
 //
 // Waits: `entered` of all ranks; `arrived` and `read` of chunks; in the block that ends last,
 // `finished` of the ranks of this node: they have read this rank's expert output. Publishes:
@@ -16,6 +17,7 @@
 // `finished`.
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/normal/device/combine_counts.cuh"
+#include "ep/cuda/normal/device/encoded_units.cuh"
 #include "ep/cuda/normal/internode/rail.cuh"
 
 namespace shoal::ep::cuda {
@@ -47,7 +49,8 @@ class Combine {
         state_(state),
         epoch_(epoch),
         leader_(leader),
-        message_(params.normal.row_bytes, static_cast<std::uint32_t>(params.normal.group.top_k),
+        message_(static_cast<std::uint32_t>(travelling_bytes(params.normal)),
+                 static_cast<std::uint32_t>(params.normal.group.top_k),
                  params.normal.out_weights != nullptr),
         room_(static_cast<std::uint32_t>(params.grid.layout.chunk_bytes / message_.total)),
         tile_(min(kTile, room_)) {}
@@ -64,7 +67,9 @@ class Combine {
                        0,
                        params_.out_weights != nullptr,
                        params_.weight_stride,
-                       gridDim.x};
+                       gridDim.x,
+                       0,
+                       params_.quantize};
     __syncthreads();
     publish_to_nodes<Network, false>(rail_, epoch_, Phase::combine_notify, state_.notice, nullptr,
                                      nullptr, [](std::int32_t) { return 0; });
@@ -268,16 +273,76 @@ class Combine {
                   .rows[(node * all_.rail.stride + index) * static_cast<std::int64_t>(top_k) + lane]
             : kNoCopy;
     const std::uint32_t votes = __ballot_sync(~0u, copy != kNoCopy);
+    if constexpr (kIsEncoded<Format>)
+      encode_sum(copy, votes, to);
+    else
+      store_sum(copy, votes, to);
+    if (params_.out_weights == nullptr) return;
+    float weight = 0;
+    add_weights(weight, copy, votes);
+    if (lane < top_k) reinterpret_cast<float*>(to + message_.weights)[lane] = weight;
+  }
+
+  __device__ void store_sum(std::int32_t copy, std::uint32_t votes, std::byte* to) const {
     const std::uint32_t vectors = params_.row_bytes / 16;
     for (std::uint32_t first = lane_id(); first < vectors + lane_id(); first += 32 * kParts) {
       float sums[kParts][Format::kCount] = {};
       add_rows(sums, copy, votes, first, vectors);
       store_row(reinterpret_cast<uint4*>(to), sums, first, vectors);
     }
-    if (params_.out_weights == nullptr) return;
-    float weight = 0;
-    add_weights(weight, copy, votes);
-    if (lane < top_k) reinterpret_cast<float*>(to + message_.weights)[lane] = weight;
+  }
+
+  // The same with encoded sums, 16 channels a lane.
+
+  /// The sum of the rows of `copy` in the lanes of `votes`, in the unit of a lane.
+  __device__ UnitSum sum_unit(std::int32_t copy, std::uint32_t votes, std::uint32_t unit,
+                              bool inside) const {
+    UnitSum sum;
+    for (std::uint32_t left = votes; left != 0; left &= left - 1) {
+      const uint4* const row =
+          row_vectors(__shfl_sync(~0u, copy, __ffs(static_cast<int>(left)) - 1));
+      if (inside) sum.add(__ldcg(row + 2 * unit), __ldcg(row + 2 * unit + 1));
+    }
+    return sum;
+  }
+  __device__ void encode_sum(std::int32_t copy, std::uint32_t votes, std::byte* to) const {
+    const std::uint32_t hidden = params_.row_bytes / 2;
+    const auto load = [&](std::uint32_t unit, bool inside, uint4& low, uint4& high) {
+      const UnitSum sum = sum_unit(copy, votes, unit, inside);
+      low = sum.low();
+      high = sum.high();
+    };
+    encode_units<Format::kQuantize>(load, to, to + hidden, hidden, 1);
+  }
+  /// Writes the sum of a token: nodes in the order of the lanes of `of_node`.
+  __device__ void sum_encoded(std::int64_t start, std::int32_t of_node, std::uint32_t node_count,
+                              std::int32_t local, std::uint32_t local_votes) const {
+    constexpr Quantize kQuantize = Format::kQuantize;
+    const std::uint32_t hidden = params_.row_bytes / 2, units = hidden / kUnit;
+    auto* const out = reinterpret_cast<uint4*>(params_.out + start);
+    for (std::uint32_t unit = lane_id(); unit < units + lane_id(); unit += 32) {
+      const bool inside = unit < units;
+      UnitSum sum;
+      for (const std::byte* const bias : params_.bias) {
+        const auto* const vectors = reinterpret_cast<const uint4*>(bias + start);
+        if (inside && bias != nullptr)
+          sum.add(__ldcg(vectors + 2 * unit), __ldcg(vectors + 2 * unit + 1));
+      }
+      for (std::uint32_t n = 0; n < node_count; ++n) {
+        const std::int32_t copy = __shfl_sync(~0u, of_node, static_cast<int>(n));
+        if (copy_rank(copy) == all_.grid.mine) {
+          const UnitSum level = sum_unit(local, local_votes, unit, inside);
+          sum.add_passed<kQuantize>(level.low(), level.high());
+        } else if (inside) {
+          EncodedUnit<kQuantize> arrived;
+          arrived.load(sum_of(copy), hidden, unit, [](const auto* at) { return __ldcg(at); });
+          arrived.add_to(sum, unit);
+        }
+      }
+      if (!inside) continue;
+      out[2 * unit] = sum.low();
+      out[2 * unit + 1] = sum.high();
+    }
   }
 
   /// The rows of a token of this rank on this node, by lane.
@@ -313,8 +378,20 @@ class Combine {
     const std::int32_t of_node =
         lane < all_.routing.copies_per_token ? node_copy(token, lane) : kNoCopy;
     const std::uint32_t node_count = __popc(__ballot_sync(~0u, of_node != kNoCopy));
-    const std::uint32_t vectors = params_.row_bytes / 16;
     const std::int64_t start = static_cast<std::int64_t>(token) * params_.row_bytes;
+    if constexpr (kIsEncoded<Format>)
+      sum_encoded(start, of_node, node_count, local, local_votes);
+    else
+      sum_nodes(start, of_node, node_count, local, local_votes);
+    if (params_.out_weights != nullptr) sum_weights(token, of_node, node_count, local, local_votes);
+    __syncwarp();
+    if (of_node != kNoCopy && copy_rank(of_node) != all_.grid.mine) count_consumed(of_node);
+  }
+
+  /// sum_encoded for sums that are not encoded.
+  __device__ void sum_nodes(std::int64_t start, std::int32_t of_node, std::uint32_t node_count,
+                            std::int32_t local, std::uint32_t local_votes) const {
+    const std::uint32_t vectors = params_.row_bytes / 16;
     for (std::uint32_t first = lane_id(); first < vectors + lane_id(); first += 32 * kParts) {
       float sums[kParts][Format::kCount] = {};
       for (const std::byte* const bias : params_.bias)
@@ -333,9 +410,6 @@ class Combine {
       }
       store_row(reinterpret_cast<uint4*>(params_.out + start), sums, first, vectors);
     }
-    if (params_.out_weights != nullptr) sum_weights(token, of_node, node_count, local, local_votes);
-    __syncwarp();
-    if (of_node != kNoCopy && copy_rank(of_node) != all_.grid.mine) count_consumed(of_node);
   }
 
   __device__ void sum_weights(std::uint32_t token, std::int32_t of_node, std::uint32_t node_count,
@@ -393,7 +467,7 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
   }
   const bool good = combine.find();
   if (good) combine.run();
-  if (good && leader) count_rows(params.normal, epoch);
+  if (good && leader) count_rows(params.normal, epoch, params.normal.row_bytes);
   finish_on_node<Network>(combine.rail(), epoch, good, Phase::combine_finish, kOperation, [&] {
     if (good) combine.settle();
   });
@@ -402,7 +476,10 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
 using CombineKernel = void (*)(InternodeCombine);
 
 template <class Network>
-CombineKernel kernel_for(DataType dtype) {
+CombineKernel kernel_for(DataType dtype, Quantize quantize) {
+  if (quantize == Quantize::fp8) return internode_combine_impl<Network, EncodedRows<Quantize::fp8>>;
+  if (quantize == Quantize::mxfp8)
+    return internode_combine_impl<Network, EncodedRows<Quantize::mxfp8>>;
   switch (dtype) {
     case DataType::float32:
       return internode_combine_impl<Network, Float32Vector>;
@@ -412,23 +489,28 @@ CombineKernel kernel_for(DataType dtype) {
       return internode_combine_impl<Network, Bfloat16Vector>;
   }
 }
-CombineKernel kernel_for(NetworkPath path, DataType dtype) {
-  return path == NetworkPath::nic ? kernel_for<ByNic>(dtype) : kernel_for<ByProxy>(dtype);
+CombineKernel kernel_for(NetworkPath path, DataType dtype, Quantize quantize = Quantize::none) {
+  return path == NetworkPath::nic ? kernel_for<ByNic>(dtype, quantize)
+                                  : kernel_for<ByProxy>(dtype, quantize);
 }
 
 }  // namespace
 
 void launch_internode_combine(const InternodeCombine& params, const NormalPlan& plan,
                               cudaStream_t stream) {
-  launch(kernel_for(params.grid.path, static_cast<DataType>(params.normal.dtype)), params, plan,
-         stream);
+  launch(kernel_for(params.grid.path, static_cast<DataType>(params.normal.dtype),
+                    static_cast<Quantize>(params.normal.quantize)),
+         params, plan, stream);
 }
 
 void preload_internode_combine() {
   cudaFuncAttributes attributes;
-  for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic})
+  for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic}) {
     for (const DataType dtype : {DataType::float32, DataType::float16, DataType::bfloat16})
       (void)cudaFuncGetAttributes(&attributes, kernel_for(path, dtype));
+    for (const Quantize quantize : {Quantize::fp8, Quantize::mxfp8})
+      (void)cudaFuncGetAttributes(&attributes, kernel_for(path, DataType::bfloat16, quantize));
+  }
 }
 
 }  // namespace shoal::ep::cuda

@@ -88,7 +88,6 @@ void Internode::open(NetworkPath path) {
   grid_.world.timeout_ns = group_.device.timeout_ns;
   preload_list_node_tokens();
   preload_internode_dispatch();
-  preload_stage_output();
   preload_quiet();
   preload_internode_combine();
   check(cudaGetLastError(), "kernels of an ep::Group between nodes");

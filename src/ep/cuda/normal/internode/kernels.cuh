@@ -3,7 +3,6 @@
 //
 //   list_node_tokens     the tokens that go to each node; once per routing
 //   internode_dispatch   notify, send, forward and receive in one kernel
-//   stage_output         expert output where the ranks of this node find it
 //   internode_combine    notify, sum for other nodes, sum here
 //   quiet                waits for what has been sent; before the group returns its memory
 //
@@ -82,11 +81,6 @@ struct InternodeDispatch {
   RailHandle rail;
 };
 
-/// stage_output.cu: CombineStaging of the parameters says from where.
-struct StageOutput {
-  NormalCombine normal;
-};
-
 /// combine.cu
 struct InternodeCombine {
   NormalCombine normal;
@@ -101,7 +95,6 @@ inline constexpr std::int32_t kRailWarps = 16;
 void launch_list_node_tokens(const ListNodeTokens& params, cudaStream_t stream);
 void launch_internode_dispatch(const InternodeDispatch& params, const NormalPlan& plan,
                                cudaStream_t stream);
-void launch_stage_output(const StageOutput& params, std::int32_t blocks, cudaStream_t stream);
 void launch_internode_combine(const InternodeCombine& params, const NormalPlan& plan,
                               cudaStream_t stream);
 
@@ -111,6 +104,5 @@ void preload_internode_combine();
 void launch_quiet(const device::World& world, NetworkPath path, cudaStream_t stream);
 void preload_quiet();
 void preload_list_node_tokens();
-void preload_stage_output();
 
 }  // namespace shoal::ep::cuda
