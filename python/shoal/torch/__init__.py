@@ -10,6 +10,7 @@ layer made of them.
 """
 
 from .expert_major import ExpertMajorReceived
+from .formats import QuantizedReceived
 from .functions import Received, combine, dispatch, gate, low_latency
 from .moe import MoE, grouped_linear
 from .ops import register
@@ -17,6 +18,7 @@ from .ops import register
 __all__ = [
     "ExpertMajorReceived",
     "MoE",
+    "QuantizedReceived",
     "Received",
     "combine",
     "dispatch",

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from .. import ep
 from ..errors import InvalidArgumentError
-from . import eager, expert_major as by_expert, ops
+from . import eager, expert_major as by_expert, formats, ops
 from .eager import Received
 from .expert_major import ExpertMajorReceived
+from .formats import QuantizedReceived
 
 
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,6 +52,20 @@ def dispatch(
 ) -> Received: ...
 
 
+@overload
+def dispatch(
+    group: Any,
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor | None = None,
+    *,
+    worst_case_rows: int = 0,
+    copy_out: bool = False,
+    quantize: str,
+    grad_quantize: str = "none",
+) -> QuantizedReceived: ...
+
+
 def dispatch(
     group: Any,
     x: Tensor,
@@ -60,7 +75,9 @@ def dispatch(
     expert_major: bool = False,
     worst_case_rows: int = 0,
     copy_out: bool = False,
-) -> Received | ExpertMajorReceived:
+    quantize: str | None = None,
+    grad_quantize: str = "none",
+) -> Received | ExpertMajorReceived | QuantizedReceived:
     """Sends each token to the ranks of its experts. Collective.
 
     group: a `shoal.ep.Group`. x: [tokens, hidden] of the group's dtype. topk_idx: int64 or int32
@@ -81,11 +98,30 @@ def dispatch(
     compiled code sees a data-dependent size.
     copy_out: received rows and gradients lie in ordinary memory in place of the group's memory,
     which has room for `live_results` results. For rows that live until backward, for example.
+    quantize: fp8, fp8_power_of_two, fp8_ue8m0 or mxfp8 (`Group.dispatch`): rows of a bfloat16 x
+    travel in this format. The result is a `QuantizedReceived`: their codes and scales, and the rows
+    that these stand for. "none" gives one with unencoded rows. The gradient of x is that of rows
+    sent as they are.
+    grad_quantize: with quantize, fp8 or mxfp8: the gradients of the rows travel in this format,
+    each within the bound of `CombineOptions::quantize`; "none": in bfloat16. Differentiable once.
+    torch.compile breaks its graph at these calls.
 
     Raises shoal.Error as `Group.route` and `Group.dispatch` do.
     """
     if topk_weights is not None and topk_weights.dtype is not torch.float32:
         topk_weights = _float32(topk_weights)
+    if quantize is not None:
+        if expert_major:
+            raise InvalidArgumentError(
+                "shoal.torch.dispatch: expert_major with quantize; allowed: expert_major=False"
+            )
+        settings = (quantize, grad_quantize, worst_case_rows, copy_out)
+        return outside_graphs(formats.dispatch)(group, x, topk_idx, topk_weights, settings)
+    if grad_quantize != "none":
+        raise InvalidArgumentError(
+            f"shoal.torch.dispatch: grad_quantize is {grad_quantize!r} without quantize; allowed: "
+            'none, or quantize="none" to send x as it is'
+        )
     if expert_major:
         if worst_case_rows:
             raise InvalidArgumentError(
@@ -121,14 +157,31 @@ def _float32(topk_weights: Tensor) -> Tensor:
     return topk_weights.float()
 
 
-def combine(group: Any, y: Tensor, received: Received | ExpertMajorReceived) -> Tensor:
+def combine(
+    group: Any,
+    y: Tensor,
+    received: Received | ExpertMajorReceived | QuantizedReceived,
+    *,
+    quantize: str = "none",
+) -> Tensor:
     """Sums the expert output of each token of this rank. Collective.
 
     y: [rows, hidden], the expert output for `received.x` in its order, multiplied by the weights.
     Rows in the group's memory (`received.x` written in place) need no copy. Returns [tokens,
     hidden] of the dtype of y. Differentiable in y; backward sends the gradient of each token to the
     ranks of its experts, and is collective too.
+
+    quantize: fp8 or mxfp8: rows of a bfloat16 y travel in this format (`Group.combine`), equal on
+    all ranks. Gradients travel in bfloat16. Differentiable once; torch.compile breaks its graph at
+    these calls, and at those for a `QuantizedReceived`.
     """
+    if isinstance(received, QuantizedReceived) or quantize != "none":
+        if isinstance(received, ExpertMajorReceived):
+            raise InvalidArgumentError(
+                f"shoal.torch.combine: quantize is {quantize!r} for expert-major rows; allowed: "
+                "none"
+            )
+        return outside_graphs(formats.combine)(group, y, received, quantize)
     if isinstance(received, ExpertMajorReceived):
         return outside_graphs(by_expert.combine)(group, y, received)
     if not torch.compiler.is_dynamo_compiling():
