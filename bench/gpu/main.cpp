@@ -31,7 +31,7 @@ ep::GroupOptions normal_options(const Options& options, std::int64_t max_tokens)
   group.top_k = static_cast<std::int32_t>(options.shape.top_k);
   group.experts = static_cast<std::int32_t>(options.shape.experts);
   group.preinitialize = true;
-  group.combine_staging = false;  // expert outputs are in the heap
+  group.combine_staging = true;  // combines in a format encode rows there; others lie in the heap
   return group;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // normal.cpp: normal mode by number of SMs and tokens: dispatch in the formats of --format, BF16
-// combine. Rows of "fp8" come quantized from the caller; those of "fp8 encoded", "mxfp8" and
-// "nvfp4" are encoded as they are sent.
+// combine, and with BF16 dispatches also combines whose rows travel in fp8 and mxfp8. Rows of "fp8"
+// come quantized from the caller; those of "fp8 encoded", "mxfp8" and "nvfp4" are encoded as they
+// are sent.
 //
 // Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely.
 // Times per point: chains of pairs (route, dispatch, combine), the same with an event between
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "ep/plan/row_format.hpp"
 #include "gpu/bench.hpp"
 
 namespace shoal::bench::gpu {
@@ -183,8 +185,10 @@ class NormalBench {
     const DeviceBatch& batch = batches_[at(i)];
     return group_.dispatch(input(batch), handles_[at(i)], dispatch_options(batch));
   }
-  void combine(const ep::Dispatched& received, std::int64_t i) {
+  void combine(const ep::Dispatched& received, std::int64_t i,
+               ep::Quantize quantize = ep::Quantize::none) {
     ep::CombineOptions options;
+    options.quantize = quantize;
     options.out = output();
     options.launch = launch();
     group_.combine(outputs(received, i), received.handle, options);
@@ -257,6 +261,15 @@ class NormalBench {
     alone("dispatch cached", [this](std::int64_t i) { dispatch_cached(i); }, dispatch_bytes());
     const ep::Dispatched received = dispatch(0);
     alone("combine", [&](std::int64_t i) { combine(received, i); }, rows_ * combine_row());
+    for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::mxfp8}) {
+      if (narrow()) break;  // the combine does not depend on the format of the dispatch
+      const std::string name = fmt::format("combine {}", ep::detail::name_of(quantize));
+      const std::size_t row = ep::detail::RowFormat(quantize).wire_bytes(shape_.hidden);
+      alone(
+          name.c_str(), [&](std::int64_t i) { combine(received, i, quantize); },
+          rows_ * static_cast<double>(row));
+      check_experts(name, quantize);
+    }
     time_unpack(received, alone);
     time_expert_major(alone);
   }
@@ -314,7 +327,7 @@ class NormalBench {
         row_error);
   }
 
-  void check_experts(const std::string& when) {
+  void check_experts(const std::string& when, ep::Quantize quantize = ep::Quantize::none) {
     for (std::size_t set = 0; set < batches_.size(); ++set) {
       const DeviceBatch& batch = batches_[set];
       const ep::Dispatched received = dispatch(static_cast<std::int64_t>(set));
@@ -327,9 +340,11 @@ class NormalBench {
       experts.factors = factors_;
       experts.outputs = outputs(received, static_cast<std::int64_t>(set));
       run_experts(stream_.get(), experts);
-      combine(received, static_cast<std::int64_t>(set));
+      combine(received, static_cast<std::int64_t>(set), quantize);
       finish();
-      check_output(batch, output(), batch.factor, batch.size, error(row_error()), stream_.get(),
+      const double back = quantize == ep::Quantize::none ? 0 : kQuantizedRowError;
+      check_output(batch, output(), batch.factor, batch.size, error(row_error() + back),
+                   stream_.get(),
                    fmt::format("{} {} tokens, {} SMs, set {}, {}", format().name, point_.tokens,
                                point_.sms, set, when),
                    nvfp4() ? 16 : 1);

@@ -29,6 +29,7 @@ ep::detail::AnyDispatchOptions dispatch_options(const shoal_ep_dispatch_options*
 ep::CombineOptions combine_options(const shoal_ep_combine_options* given, const char* call) {
   const shoal_ep_combine_options defaults = SHOAL_EP_COMBINE_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_combine_options", given, defaults);
+  check_reserved("shoal_ep_combine_options", c.reserved);
   require(c.biases >= 0 && c.biases <= 2, Code::invalid_argument,
           "SHOAL-N881: {}: shoal_ep_combine_options.biases is {}; allowed: 0 to 2", call, c.biases);
   check_reserved("shoal_ep_combine_options", c.reserved);

@@ -219,6 +219,33 @@ def test_programs_that_convert_results_keep_working(settings):
     assert shoal.run_threads(1, body, settings) == [64.0]
 
 
+def test_rows_in_formats_pass_through_dlpack(settings):
+    """Arrays without a library of their own: results are shoal.Array, which torch takes as the
+    dtypes of the format."""
+    torch = pytest.importorskip("torch")
+
+    def body(world):
+        group = shoal.ep.Group(world.team, hidden=128, top_k=1, experts=1, max_tokens=4)
+        routing = group.route(OnlyDLPack(torch.zeros((2, 1), dtype=torch.int64)))
+        x = torch.ones(2, 128, dtype=torch.bfloat16)
+        dtypes = []
+        for name in ("fp8", "mxfp8", "nvfp4"):
+            received = group.dispatch(OnlyDLPack(x), routing, quantize=name)
+            assert type(received.x) is type(received.scales) is shoal.Array
+            dtypes += [
+                torch.from_dlpack(received.x).dtype,
+                torch.from_dlpack(received.scales).dtype,
+            ]
+        sums = group.combine(OnlyDLPack(x), received.handle, quantize="mxfp8").x
+        assert torch.equal(torch.from_dlpack(sums), x)
+        return dtypes
+
+    float8 = torch.float8_e4m3fn
+    assert shoal.run_threads(1, body, settings) == [
+        [float8, torch.float32, float8, torch.uint8, torch.uint8, float8]
+    ]
+
+
 def test_arrays_of_cupy_are_made_by_cupy(settings, monkeypatch):
     """A module in place of CuPy, which has no arrays on the host."""
     cupy = types.ModuleType("cupy")

@@ -222,6 +222,45 @@ def combined(settings, x, **options):
     return shoal.run_threads(RANKS, body, settings)
 
 
+def combined_in_normal_mode(settings, x, name):
+    """The same in normal mode, and in float64 the rows of the two ranks and their largest
+    magnitudes in the channels that share a scale."""
+    indices, weights = choices(len(x))
+    options, group, _ = COMBINES[name]
+
+    def body(world):
+        group = shoal.ep.Group(
+            world.team, hidden=x.shape[1], top_k=TOP_K, experts=EXPERTS, max_tokens=len(x)
+        )
+        got = group.dispatch(x, group.route(indices), weights=weights)
+        mine = FACTORS.view(RANKS, -1)[world.my_pe]
+        share = (got.topk_weights * mine[got.topk_idx.clamp(min=0)]).sum(1, keepdim=True)
+        sums = group.combine((got.x.float() * share).bfloat16(), got.handle, **options).x
+        sums = sums.to(torch.float64).numpy()
+        del got
+        group.close()
+        return sums
+
+    here = (indices * RANKS // EXPERTS)[..., None] == torch.arange(RANKS)
+    shares = ((weights * FACTORS[indices])[..., None] * here).sum(1)
+    rows = (x.float()[:, None] * shares[..., None]).bfloat16().to(torch.float64)
+    amax = rows.abs().view(len(x), RANKS, -1, group).amax(-1).repeat_interleave(group, -1)
+    return shoal.run_threads(RANKS, body, settings), rows.numpy(), amax.sum(1).numpy()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "fp8", "mxfp8"])
+def test_errors_of_a_combine_of_normal_mode_are_within_their_bounds(name, settings):
+    x = activations()[5:]
+    x[::3] *= 4096  # beyond what e4m3 without scales holds
+    everywhere, rows, largest = combined_in_normal_mode(settings, x, name)
+    want = rows.sum(1)
+    # A weighted sum of factors may round another way here than on the rank that makes the row.
+    bound = (COMBINES[name][2] + 2**-8 + 1e-6) * largest
+    bound += 2**-8 * (np.abs(want) + bound)
+    for sums in everywhere:
+        assert 0.3 < (np.abs(sums - want) / bound).max() <= 1
+
+
 def combine_reference(x, group, exact):
     """The sums in float64, and for each channel the sum of the largest magnitudes that the bound of
     an error multiplies."""
@@ -285,7 +324,9 @@ def test_nans_of_a_combine_stay_in_their_group(name, settings):
     want = np.zeros(x.shape, bool)
     for token, channel in ((2, 5), (3, 40)):
         want[token, channel // group * group : (channel // group + 1) * group] = True
-    for sums in combined(settings, x, quantize=name):
+    for sums in (
+        combined(settings, x, quantize=name) + combined_in_normal_mode(settings, x, name)[0]
+    ):
         np.testing.assert_array_equal(np.isnan(sums), want)
         assert (sums[0] == 0).all()
 

@@ -253,8 +253,8 @@ struct CombineOptions {
   /// LowLatencyCombineOptions::quantize. A NaN or an infinity makes all channels that share its
   /// scale NaN.
   ///
-  ///     auto combined = group.combine(y, dispatched.handle,
-  ///                                   {.quantize = shoal::ep::Quantize::mxfp8});
+  ///     auto arrived = group.dispatch(x, group.route(topk_idx));
+  ///     auto sums = group.combine(y, arrived.handle, {.quantize = shoal::ep::Quantize::mxfp8});
   Quantize quantize = Quantize::none;
   /// 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows. Not with unsummed.
   std::vector<ConstTensorView> bias{};
