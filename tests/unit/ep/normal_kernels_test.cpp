@@ -118,6 +118,19 @@ TEST(EpNormalKernels, EncodedRows) {
   }
 }
 
+TEST(EpNormalKernels, ExpertMajorRows) {
+  for (const Quantize quantize : {Quantize::none, Quantize::fp8, Quantize::mxfp8})
+    for (const std::int64_t hidden : {1056, 4224})
+      run({.ranks = 3,
+           .top_k = 6,
+           .hidden = hidden,
+           .tokens = {17, 0, 22},
+           .output = Output::in_heap,
+           .biased = true,
+           .quantize = quantize,
+           .expert_major = true});
+}
+
 // Indices outside y count as -1 and are reported, whoever would fetch the row.
 TEST(EpNormalKernels, RowsOutsideTheExpertOutput) {
   for (const std::int32_t source : {0, 1}) {

@@ -46,6 +46,8 @@ struct Case {
   std::int32_t blocks = 2;
   PlanShape shape = {};
   Quantize quantize = Quantize::none;  ///< of the combine
+  /// A copy of a token is that of a top-k slot, all others are empty. Not with weights.
+  bool expert_major = false;
 
   std::string describe() const {
     return std::to_string(ranks) + " ranks, top-" + std::to_string(top_k) + ", hidden " +
@@ -61,7 +63,8 @@ struct Rank {
   Array<FaultReport> report{1};
   Array<std::uint64_t> handle_epoch{1};
   Array<std::int32_t> copies, first_row, received, source_ends, topk_rows;
-  Array<std::int64_t> topk_idx;
+  Array<std::int32_t> expert_rows, index_of_slot;  ///< Case::expert_major
+  Array<std::int64_t> topk_idx, expert_of_slot;
   Array<std::uint16_t> y, bias, out;
   Array<float> weights, out_weights;
   DeviceGroup group{};
@@ -83,6 +86,7 @@ class Ranks {
       ranks_[me].block = Array<std::byte>(layout_.total);
     for (std::int32_t me = 0; me < c.ranks; ++me) draw_copies(me);
     for (std::int32_t me = 0; me < c.ranks; ++me) prepare(me);
+    for (std::int32_t me = 0; c.expert_major && me < c.ranks; ++me) fill_slots(me);
   }
 
   /// Two rounds: in the second one, what later ranks stage is there. Returns what differs.
@@ -140,6 +144,24 @@ class Ranks {
       for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(n); ++i)
         rank.copies[token * n + i] =
             i < used ? pack_copy(order[i], count(me, order[i])++) : kNoCopy;
+    }
+  }
+
+  /// The first expert of a rank has its copies.
+  void fill_slots(std::int32_t me) {
+    Rank& rank = ranks_[me];
+    const std::int32_t n = copies_per_token();
+    rank.expert_rows = Array<std::int32_t>(static_cast<std::size_t>(shape_.experts));
+    for (std::int32_t to = 0; to < c_.ranks; ++to)
+      rank.expert_rows[shape_.first_expert(to)] = first_row(me, to);
+    const auto slots = static_cast<std::size_t>(c_.tokens[me] * c_.top_k);
+    rank.expert_of_slot = Array<std::int64_t>(slots, 0xff);
+    rank.index_of_slot = Array<std::int32_t>(slots, 0x55);
+    for (std::int32_t i = 0; i < c_.tokens[me] * n; ++i) {
+      const std::int32_t copy = rank.copies[i], slot = i / n * c_.top_k + i % n * (c_.top_k / n);
+      if (copy == kNoCopy) continue;
+      rank.expert_of_slot[slot] = shape_.first_expert(copy_rank(copy));
+      rank.index_of_slot[slot] = copy_row_index(copy);
     }
   }
 
@@ -216,6 +238,14 @@ class Ranks {
     params.copies_per_token = copies_per_token();
     params.stage_rows = static_cast<std::uint32_t>(summed ? c_.top_k : copies_per_token());
     params.copies = rank.copies.data();
+    if (c_.expert_major) {
+      params.expert_major = 1;
+      params.copies_per_token = c_.top_k;
+      params.stage_rows = static_cast<std::uint32_t>(c_.top_k);
+      params.topk_idx = rank.expert_of_slot.data();
+      params.expert_row_indices = rank.index_of_slot.data();
+      params.handle.expert_rows = rank.expert_rows.data();
+    }
     params.handle.epoch = rank.handle_epoch.data();
     params.handle.first_row = rank.first_row.data();
     params.handle.source_ends = rank.source_ends.data();
