@@ -33,4 +33,21 @@ namespace shoal::ep {
 /// Sources: OCP Microscaling Formats 1.0; NVIDIA, NVFP4.
 enum class Quantize : std::uint8_t { none = 0, fp8, fp8_power_of_two, fp8_ue8m0, mxfp8, nvfp4 };
 
+/// Where the scales of a low-latency result lie, with N = R * T rows of an expert and G groups of
+/// channels that share a scale in a row. Scales of one byte lie four to a word, the first group in
+/// the lowest byte, in W = ceil(G / 4) words of a row; bytes without a group are 0.
+///
+/// | layout | float32 | bytes |
+/// |---|---|---|
+/// | rows | float32 [L, N, G] | [L, N, G], strides {.., 4 * W, 1} |
+/// | columns | float32 [L, N, G] | int32 [L, N, W]; both strides {.., 1, N} |
+/// | tiles | | [L, ceil(N / 128), W, 512] |
+///
+/// columns of words are what DeepGEMM reads on SM100. tiles are those of cuBLASLt and CUTLASS: 128
+/// rows by four groups, row r at place 16 * (r % 32) + 4 * (r / 32). Bytes are uint8 for UE8M0 and
+/// float8_e4m3 for nvfp4. automatic: tiles for nvfp4, otherwise columns.
+///
+/// In normal mode the array of UnpackOptions or ExpandOptions has one of these forms, without L.
+enum class ScaleLayout : std::uint8_t { automatic = 0, rows, columns, tiles };
+
 }  // namespace shoal::ep

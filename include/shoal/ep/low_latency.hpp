@@ -25,21 +25,6 @@ struct PendingDispatchState;
 struct PendingCombineState;
 }  // namespace detail
 
-/// Where the scales of a result lie, with N = R * T rows of an expert and G groups of channels that
-/// share a scale in a row. Scales of one byte lie four to a word, the first group in the lowest
-/// byte, in W = ceil(G / 4) words of a row; bytes without a group are 0.
-///
-/// | layout | float32 | bytes |
-/// |---|---|---|
-/// | rows | float32 [L, N, G] | [L, N, G], strides {.., 4 * W, 1} |
-/// | columns | float32 [L, N, G] | int32 [L, N, W]; both strides {.., 1, N} |
-/// | tiles | | [L, ceil(N / 128), W, 512] |
-///
-/// columns of words are what DeepGEMM reads on SM100. tiles are those of cuBLASLt and CUTLASS: 128
-/// rows by four groups, row r at place 16 * (r % 32) + 4 * (r / 32). Bytes are uint8 for UE8M0 and
-/// float8_e4m3 for nvfp4. automatic: tiles for nvfp4, otherwise columns.
-enum class ScaleLayout : std::uint8_t { automatic = 0, rows, columns, tiles };
-
 /// Where low-latency combine rounds. Each gives the same bits on every backend.
 ///
 /// per_rank: the rows of one rank's experts are summed and rounded to bfloat16, then the sums of

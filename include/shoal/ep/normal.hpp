@@ -183,7 +183,9 @@ struct ExpertMajorDispatched {
 /// It has the shape and the device of the field with its name, for the last three in device_counts
 /// (ReceivedCounts), and any strides.
 struct UnpackOptions {
-  /// float32 or int32. One-byte scales are int32 [rows, ceil(n / 4)], four to a word.
+  /// float32 or int32. One-byte scales are int32 [rows, ceil(n / 4)], four to a word; or, of
+  /// expert-major results whose alignment is a multiple of 128, contiguous tiles (ScaleLayout),
+  /// uint8 [ceil(rows / 128), ceil(n / 4), 512], where rows without a token hold anything.
   TensorView scales{};
   TensorView topk_idx{};                                         ///< int64
   TensorView topk_weights{};                                     ///< float32
@@ -218,8 +220,11 @@ struct ExpandOptions {
   bool numbered = false;
   TensorView out{};          ///< result, [copies, n]; with room for all blocks
   TensorView out_weights{};  ///< result, float32 [copies]; with weights. 0 in rows without a token
-  TensorView out_scales{};   ///< result, [copies, m]; with scales. Any strides
-  TensorView block_ends{};   ///< result, int32 [E], optional: the end of each block before padding
+  /// Result, with scales: [copies, m], any strides. Words of one-byte scales also in contiguous
+  /// tiles (ScaleLayout), uint8 [ceil(copies / 128), m, 512]; expert_ends are then multiples of 128,
+  /// otherwise Error{invalid_argument}, on the host.
+  TensorView out_scales{};
+  TensorView block_ends{};  ///< result, int32 [E], optional: the end of each block before padding
   /// Rows of `out` and `out_scales` without a token become 0; else they keep what they have.
   bool zero_padding = false;
   Launch launch{};

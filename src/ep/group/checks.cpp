@@ -46,6 +46,17 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
           "SHOAL-N572: {}: {} has no data", call, name);
 }
 
+void check_tiles(const GroupState& group, const char* call, const char* name,
+                 const ConstTensorView& tiles, const ConstTensorView& words, std::int64_t rows) {
+  require(words.dtype == DataType::int32, Code::invalid_argument,
+          "SHOAL-N582: {}: {} are tiles, which hold scales of one byte, four to an int32; the "
+          "scales are {}",
+          call, name, [&] { return words.describe(); });
+  check_tensor(group, call, name, tiles,
+               {(rows + kTileRows - 1) / kTileRows, words.shape[1], kTileRows * 4},
+               {DataType::uint8, DataType::float8_e4m3});
+}
+
 void check_row_address(const char* call, const char* name, const ConstTensorView& rows) {
   require(
       rows.device.kind == DeviceKind::host || rows_aligned(rows), Code::invalid_argument,

@@ -14,6 +14,10 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
                   const ConstTensorView& tensor, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DataType> dtypes);
 
+/// Requires `tiles` to be room for the scales `words` of `rows` rows in tiles (ScaleLayout).
+void check_tiles(const GroupState& group, const char* call, const char* name,
+                 const ConstTensorView& tiles, const ConstTensorView& words, std::int64_t rows);
+
 /// Requires rows in GPU memory to start at a multiple of 16 bytes (aligned_rows.hpp).
 void check_row_address(const char* call, const char* name, const ConstTensorView& rows);
 

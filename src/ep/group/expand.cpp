@@ -25,16 +25,19 @@ void check_scales(const GroupState& group, const ExpandOptions& options) {
   if (!from.defined()) return;
   check_device(group.device, kCall, "ExpandOptions.scales", from);
   check_device(group.device, kCall, "ExpandOptions.out_scales", to);
-  const bool fits = from.rank == 2 && to.rank == 2 && from.dtype == to.dtype &&
-                    size_of(from.dtype) == 4 && from.shape[0] == options.x.shape[0] &&
-                    to.shape[0] == options.out.shape[0] && from.shape[1] == to.shape[1] &&
-                    (from.shape[1] <= 1 || from.strides[1] == 1);
+  const bool tiles = to.rank == 3;
+  const bool fits =
+      from.rank == 2 && size_of(from.dtype) == 4 && from.shape[0] == options.x.shape[0] &&
+      (from.shape[1] <= 1 || from.strides[1] == 1) &&
+      (tiles || (to.rank == 2 && from.dtype == to.dtype && to.shape[0] == options.out.shape[0] &&
+                 from.shape[1] == to.shape[1]));
   require(
       fits, Code::invalid_argument,
       "SHOAL-N570: expand: ExpandOptions.scales are {}, out_scales {}; allowed: elements of four "
       "bytes, one dtype, [{}, m] with contiguous rows and [{}, m]",
       [&] { return from.describe(); }, [&] { return to.describe(); }, options.x.shape[0],
       options.out.shape[0]);
+  if (tiles) check_tiles(group, kCall, "ExpandOptions.out_scales", to, from, options.out.shape[0]);
 }
 
 }  // namespace

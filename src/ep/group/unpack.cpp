@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "ep/group/checks.hpp"
+#include "ep/plan/row_format.hpp"
 
 namespace shoal::ep::detail {
 
@@ -20,6 +22,17 @@ Tensor words_of(const Tensor& scales) {
   return {words, scales.owner};
 }
 
+void check_scale_tiles(const GroupState& group, const Tensor& words, const TensorView& tiles,
+                       const HandleState& handle) {
+  constexpr const char* kName = "UnpackOptions.scales";
+  check_tiles(group, "unpack", kName, tiles, words, words.shape[0]);
+  require(handle.expert_alignment > 0 && handle.expert_alignment % kTileRows == 0,
+          Code::invalid_argument,
+          "SHOAL-N582: unpack: {} are tiles and the alignment of the dispatch is {}; allowed: "
+          "expert-major with multiples of {}",
+          kName, handle.expert_alignment, kTileRows);
+}
+
 }  // namespace
 
 std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatched& received,
@@ -31,6 +44,11 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatc
     require(from.defined(), Code::invalid_argument,
             "SHOAL-N590: unpack: UnpackOptions.{} is given, and the dispatch has no such result",
             name);
+    if (&array == &to.scales && array.rank == 3) {
+      check_scale_tiles(group, from, array, *state_of(received.handle));
+      if (array.size() > 0) copies.push_back({from, array});
+      return;
+    }
     require(
         array.rank == from.rank && array.dtype == from.dtype &&
             std::equal(array.shape.begin(), array.shape.begin() + array.rank, from.shape.begin()),
@@ -65,13 +83,12 @@ void copy_array(const ArrayCopy& copy) {
   const auto& [from, to] = copy;
   const std::size_t element = size_of(from.dtype);
   const std::int64_t columns = from.rank == 1 ? 1 : from.shape[1];
+  const RowPlaces from_places(from), to_places(to);
   for (std::int64_t row = 0; row < from.shape[0]; ++row)
     for (std::int64_t column = 0; column < columns; ++column)
       std::memcpy(
-          to.as<std::byte>() +
-              (row * to.strides[0] + column * (to.rank == 1 ? 0 : to.strides[1])) * element,
-          from.as<std::byte>() +
-              (row * from.strides[0] + column * (from.rank == 1 ? 0 : from.strides[1])) * element,
+          to.as<std::byte>() + (to_places.first(row) + column * to_places.step) * element,
+          from.as<std::byte>() + (from_places.first(row) + column * from_places.step) * element,
           element);
 }
 

@@ -11,7 +11,7 @@
 namespace shoal::ep::detail {
 
 struct ArrayCopy {
-  TensorView from, to;  ///< of the same shape and dtype
+  TensorView from, to;  ///< of the same shape and dtype, or `to` has tiles of scales
 };
 
 /// The copies that the call asks for. Throws Error{invalid_argument} where `received` lacks the

@@ -23,7 +23,6 @@ TensorView scales_view(void* data, Quantize quantize, ScaleLayout layout, const 
   if (!bytes) return {data, DataType::float32, {experts, rows, words}};
   const DataType dtype = scale_dtype(quantize);
   if (scales.layout == ScaleLayout::tiles) {
-    constexpr std::int64_t kTileRows = ScaleWords::kTileRows;
     const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
     return {data, dtype, {experts, tiles, words, kTileRows * 4}};
   }

@@ -14,7 +14,8 @@
 #include "base/align.hpp"
 #include "ep/plan/shape.hpp"
 #include "shoal/config.hpp"
-#include "shoal/ep/low_latency.hpp"
+#include "shoal/ep/formats.hpp"
+#include "shoal/tensor.hpp"
 
 namespace shoal::ep::detail {
 
@@ -93,10 +94,39 @@ constexpr ScaleLayout layout_of(Quantize quantize, ScaleLayout given) {
   return quantize == Quantize::nvfp4 ? ScaleLayout::tiles : ScaleLayout::columns;
 }
 
+inline constexpr std::uint32_t kTileRows = 128;  ///< of a tile of scales
+inline constexpr std::uint32_t kTileLanes = 32;  ///< rows whose words lie 16 bytes apart
+
+/// Index of the first word of row `row` of scales in tiles, `words` words a row. The next ones
+/// follow kTileRows words apart.
+SHOAL_HOST_DEVICE constexpr std::uint64_t first_tile_word(std::uint64_t row, std::uint32_t words) {
+  return row / kTileRows * kTileRows * words + row % kTileLanes * (kTileRows / kTileLanes) +
+         row % kTileRows / kTileLanes;
+}
+
+/// Where the elements of a caller's array lie: at strides, or as words of scales in tiles.
+struct RowPlaces {
+  std::int64_t row_stride = 0, step = 1;  ///< elements, from row to row and within a row
+  std::uint32_t tile_words = 0;           ///< words of a row; 0: no tiles
+
+  RowPlaces() = default;
+  /// `array`: one or two dimensions, or the three of tiles.
+  explicit RowPlaces(const ConstTensorView& array)
+      : row_stride(array.strides[0]),
+        step(array.rank == 3   ? kTileRows
+             : array.rank == 1 ? 1
+                               : array.strides[1]),
+        tile_words(array.rank == 3 ? static_cast<std::uint32_t>(array.shape[1]) : 0) {}
+  /// Index of the first element of a row. The next ones follow `step` apart.
+  SHOAL_HOST_DEVICE constexpr std::int64_t first(std::int64_t row) const {
+    return tile_words == 0 ? row * row_stride
+                           : static_cast<std::int64_t>(
+                                 first_tile_word(static_cast<std::uint64_t>(row), tile_words));
+  }
+};
+
 /// Where the scales of a result lie, in words of 4 bytes: a float32 scale, or four bytes.
 struct ScaleWords {
-  static constexpr std::uint32_t kTileRows = 128, kTileLanes = 32;
-
   ScaleLayout layout = ScaleLayout::automatic;
   std::uint32_t words = 0;  ///< of a row
   /// Words from a word of a row to the next; from a row to the next, but in tiles.
@@ -118,12 +148,9 @@ struct ScaleWords {
 
   /// Index of the first word of row `row` of an expert.
   SHOAL_HOST_DEVICE constexpr std::uint64_t first(std::uint32_t expert, std::uint32_t row) const {
-    const std::uint64_t in_expert = layout == ScaleLayout::tiles
-                                        ? std::uint64_t{row / kTileRows} * kTileRows * words +
-                                              row % kTileLanes * (kTileRows / kTileLanes) +
-                                              row % kTileRows / kTileLanes
-                                        : std::uint64_t{row} * row_stride;
-    return expert * expert_stride + in_expert;
+    return expert * expert_stride + (layout == ScaleLayout::tiles
+                                         ? first_tile_word(row, words)
+                                         : std::uint64_t{row} * row_stride);
   }
   SHOAL_HOST_DEVICE constexpr std::uint64_t index(std::uint32_t expert, std::uint32_t row,
                                                   std::uint32_t word) const {

@@ -196,4 +196,11 @@ float float_of_bf16(std::uint16_t bits);
 void expect_same(const std::string& what, const void* got, const void* wanted, std::size_t bytes,
                  std::size_t element);
 
+/// Index of word `word` of the one-byte scales of a row in tiles, `words` words a row. As cuBLASLt
+/// describes its blocks of 128 rows by four scales: byte (row % 32) * 16 + (row / 32) * 4 of a
+/// block, blocks of the same rows first.
+constexpr std::int64_t word_of_tiles(std::int64_t row, std::int64_t word, std::int64_t words) {
+  return ((row / 128 * words + word) * 512 + row % 128 % 32 * 16 + row % 128 / 32 * 4) / 4;
+}
+
 }  // namespace shoal::test

@@ -61,7 +61,8 @@ class Expansion {
   void change_rows() {
     x = filled(make(DataType::bfloat16, {c.rows + c.unused, c.columns}));
     weights = filled(make(DataType::float32, {c.rows + c.unused, top_k}));
-    scales = filled(make(DataType::float32, {c.rows + c.unused, c.scales}));
+    scales =
+        filled(make(c.tiles ? DataType::int32 : DataType::float32, {c.rows + c.unused, c.scales}));
   }
 
   /// Throws unless `out`, `out_weights` and `out_scales` (row by row) are as expected.
@@ -140,7 +141,8 @@ class Expansion {
 
 }  // namespace
 
-void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tensors) {
+void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tensors,
+                  const ExpandCall& expand) {
   Expansion host(group, c);
   const Tensor topk_idx = tensors.upload(host.topk_idx), counts = tensors.upload(host.counts),
                ends = tensors.upload(host.ends), row_count = tensors.upload(host.row_count);
@@ -153,12 +155,14 @@ void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tens
     const Tensor out = tensors.upload(make(DataType::bfloat16, {host.copies, c.columns}));
     const Tensor out_weights = tensors.upload(make(DataType::float32, {host.copies}));
     const Tensor memory =
-        tensors.upload(c.columns_first ? make(DataType::float32, {c.scales, host.copies})
-                                       : make(DataType::float32, {host.copies, c.scales}));
+        tensors.upload(c.tiles ? make(DataType::uint8, {(host.copies + 127) / 128, c.scales, 512})
+                       : c.columns_first ? make(DataType::float32, {c.scales, host.copies})
+                                         : make(DataType::float32, {host.copies, c.scales}));
     TensorView out_scales = memory;
-    out_scales.rank = 2;
-    out_scales.shape = {host.copies, c.scales};
-    out_scales.strides = {c.columns_first ? 1 : c.scales, c.columns_first ? host.copies : 1};
+    if (!c.tiles) {
+      out_scales.shape = {host.copies, c.scales};
+      out_scales.strides = {c.columns_first ? 1 : c.scales, c.columns_first ? host.copies : 1};
+    }
     ep::ExpandOptions options;
     options.x = x;
     options.topk_idx = topk_idx;
@@ -172,13 +176,17 @@ void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tens
     options.out = out;
     if (!numbered) options.block_ends = block_ends;
     options.zero_padding = c.zero_padding;
-    group.expand(options);
+    if (expand)
+      expand(options);
+    else
+      group.expand(options);
     group.synchronize();
     const Tensor got_scales = tensors.download(memory);
     host.compare(tensors.download(out), tensors.download(out_weights),
                  [&](std::int64_t row, std::int64_t scale) {
-                   const std::int64_t at =
-                       c.columns_first ? scale * host.copies + row : row * c.scales + scale;
+                   const std::int64_t at = c.tiles           ? word_of_tiles(row, scale, c.scales)
+                                           : c.columns_first ? scale * host.copies + row
+                                                             : row * c.scales + scale;
                    return got_scales.as<std::uint32_t>()[at];
                  });
     host.compare_numbers(tensors.download(topk_rows), tensors.download(block_ends));
@@ -225,23 +233,32 @@ void check_foreign_numbers(ep::Group& group, const TensorMover& tensors) {
   }
 }
 
-void check_small_expands(ep::Group& group, const TensorMover& tensors) {
+void check_small_expands(ep::Group& group, const TensorMover& tensors, const ExpandCall& expand) {
+  const auto check = [&](const ExpandCase& c) { check_expand(group, c, tensors, expand); };
   for (const std::int32_t alignment : {1, 8, 128})
     for (const bool zero : {false, true}) {
-      check_expand(group, {.alignment = alignment, .zero_padding = zero}, tensors);
-      check_expand(group,
-                   {.alignment = alignment,
-                    .spare = 9,
-                    .scales = 3,
-                    .columns_first = zero,
-                    .zero_padding = zero,
-                    .seed = 2},
-                   tensors);
+      check({.alignment = alignment, .zero_padding = zero});
+      check({.alignment = alignment,
+             .spare = 9,
+             .scales = 3,
+             .columns_first = zero,
+             .zero_padding = zero,
+             .seed = 2});
     }
-  check_expand(group, {.unused = 11, .alignment = 4, .spare = 3, .weights = false}, tensors);
-  check_expand(group, {.rows = 0, .unused = 5, .spare = 3}, tensors);
-  check_expand(group, {.rows = 1, .elsewhere = 1}, tensors);
-  check_expand(group, {.rows = 20, .elsewhere = 0}, tensors);
+  for (const std::int32_t alignment : {128, 256})
+    for (const bool zero : {false, true}) {
+      check({.alignment = alignment,
+             .spare = 37,
+             .scales = 5,
+             .tiles = true,
+             .zero_padding = zero,
+             .seed = 3});
+      check({.rows = 400, .alignment = alignment, .scales = 1, .tiles = true});
+    }
+  check({.unused = 11, .alignment = 4, .spare = 3, .weights = false});
+  check({.rows = 0, .unused = 5, .spare = 3});
+  check({.rows = 1, .elsewhere = 1});
+  check({.rows = 20, .elsewhere = 0});
 }
 
 }  // namespace shoal::test

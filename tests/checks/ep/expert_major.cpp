@@ -134,7 +134,8 @@ class ExpertMajorRound::Round {
       in.weights = tensors_.upload(weights);
     }
     if (call_.scales > 0) {
-      Tensor scales = Tensor::empty(DataType::float32, {tokens_, call_.scales});
+      Tensor scales =
+          Tensor::empty(call_.tiles ? DataType::int32 : DataType::float32, {tokens_, call_.scales});
       for (std::int64_t t = 0; t < tokens_; ++t)
         for (std::int64_t i = 0; i < call_.scales; ++i)
           scales.as<std::uint32_t>()[call_.scale_columns ? i * tokens_ + t : t * call_.scales + i] =
@@ -215,6 +216,21 @@ class ExpertMajorRound::Round {
       compare("topk_weights" + where, *got.topk_weights, DataType::float32, weights);
     }
     check_rows(got, where);
+    if (call_.tiles) check_tiles(got, where);
+  }
+
+  void check_tiles(const ep::ExpertMajorDispatched& got, const std::string& where) const {
+    const std::int64_t tiles = (got.x.shape[0] + 127) / 128;
+    const Tensor memory =
+        tensors_.upload(Tensor::empty(DataType::uint8, {tiles, call_.scales, 512}));
+    group_.unpack(got, {.scales = memory});
+    group_.synchronize();
+    const Tensor words = tensors_.download(memory);
+    for (std::int64_t i = 0; i < wanted_.rows(); ++i)
+      for (std::int64_t s = 0; wanted_.source_rank[i] >= 0 && s < call_.scales; ++s)
+        expect(words.as<std::uint32_t>()[word_of_tiles(i, s, call_.scales)] ==
+                   scale_of(wanted_.source_rank[i], wanted_.source_token[i], s),
+               fmt::format("word {} of row {} in tiles differs{}", s, i, where));
   }
 
   void check_rows(const ep::ExpertMajorDispatched& got, const std::string& where) const {

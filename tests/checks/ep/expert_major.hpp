@@ -25,6 +25,7 @@ struct ExpertMajorCall {
   DataType output_dtype = DataType::bfloat16;
   std::int64_t scales = 0;     ///< per row; 0: none
   bool scale_columns = false;  ///< the scales are stored by column
+  bool tiles = false;          ///< the scales are bytes, and unpack puts them in tiles
   bool weights = true;
   std::int32_t alignment = 1;
   bool worst_case = false;  ///< as many rows as the case can have

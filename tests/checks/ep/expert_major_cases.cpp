@@ -5,7 +5,7 @@ namespace shoal::test {
 
 std::vector<ExpertMajorCase> exact_size_cases(std::int32_t ranks) {
   std::vector<ExpertMajorCase> cases;
-  for (const std::int32_t alignment : {1, 16, 128})
+  for (const std::int32_t alignment : {1, 16, 128, 224, 256})
     cases.push_back({small_case(ranks), {.alignment = alignment}});
   return cases;
 }
@@ -13,7 +13,7 @@ std::vector<ExpertMajorCase> exact_size_cases(std::int32_t ranks) {
 std::vector<ExpertMajorCase> worst_case_and_copy_out_cases(std::int32_t ranks) {
   const EpCase c = small_case(ranks, 5);
   std::vector<ExpertMajorCase> cases;
-  for (const std::int32_t alignment : {1, 16, 128}) {
+  for (const std::int32_t alignment : {1, 16, 128, 224, 256}) {
     cases.push_back({c, {.alignment = alignment, .worst_case = true, .cached = 2}});
     cases.push_back({c, {.alignment = alignment, .copy_out = true, .cached = 1}});
   }
@@ -58,7 +58,10 @@ std::vector<ExpertMajorCase> scale_cases(std::int32_t ranks) {
   EpCase c = small_case(ranks, 9);
   c.hidden = 256;
   const DataType float8 = DataType::float8_e4m3;
+  const EpCase three = small_case(ranks, 10);
   return {{c, {.dtype = float8, .scales = 2, .scale_columns = true, .alignment = 128}},
+          {c, {.dtype = float8, .scales = 3, .tiles = true, .alignment = 128, .cached = 1}},
+          {three, {.scales = 1, .tiles = true, .alignment = 256, .worst_case = true}},
           {c, {.dtype = float8, .scales = 5, .alignment = 16, .worst_case = true, .cached = 1}}};
 }
 
@@ -69,6 +72,7 @@ std::vector<ExpertMajorCase> uneven_cases(std::int32_t ranks) {
     c.load = load;
     cases.push_back({c, {.alignment = 16}});
     cases.push_back({c, {.alignment = 16, .worst_case = true}});
+    cases.push_back({c, {.alignment = 224}});
   }
   return cases;
 }

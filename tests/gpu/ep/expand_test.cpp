@@ -19,7 +19,10 @@ void with_group(std::int32_t ranks, std::int32_t top_k, std::int32_t experts,
 
 TEST(EpGpuExpand, RowsWeightsAndScalesSmall) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (const std::int32_t ranks : {1, 2}) with_group(ranks, 4, 8, check_small_expands);
+  for (const std::int32_t ranks : {1, 2})
+    with_group(ranks, 4, 8, [](ep::Group& group, const TensorMover& tensors) {
+      check_small_expands(group, tensors);
+    });
 }
 
 TEST(EpGpuExpand, NumbersOfAnotherLayout) {

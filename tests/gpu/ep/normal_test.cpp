@@ -80,7 +80,8 @@ TEST_P(EpGpu, SmallWorstCaseRowsAlignmentAndCopyOut) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small_case(GetParam(), 5);
   const std::int64_t most = c.ranks * c.max_tokens;
-  run_rounds(c, {.dispatch = {.expert_alignment = 16}});
+  for (const std::int32_t alignment : {16, 128, 224, 256})
+    run_rounds(c, {.dispatch = {.expert_alignment = alignment}});
   run_rounds(c, {.dispatch = {.worst_case_rows = most}});
   run_rounds(c, {.dispatch = {.copy_out = true}});
   run_rounds(c, {.scales = 3,

@@ -80,6 +80,22 @@ TEST(EpExpand, RefusesBadArguments) {
     TensorView apart = view(DataType::float32, {6, 2});
     apart.strides = {1, 6};
     scales(apart, view(DataType::float32, {24, 2}));
+    const auto tiles = [&](const char* text, TensorView from, TensorView to) {
+      refused(text, [&](auto& o) {
+        o.scales = from;
+        o.out_scales = to;
+      });
+    };
+    tiles("must be uint8 or float8_e4m3 [1, 2, 512]", view(DataType::int32, {6, 2}),
+          view(DataType::uint8, {2, 2, 512}));
+    tiles("must be uint8 or float8_e4m3 [1, 2, 512]", view(DataType::int32, {6, 2}),
+          view(DataType::int32, {1, 2, 512}));
+    tiles("scales of one byte", view(DataType::float32, {6, 2}),
+          view(DataType::uint8, {1, 2, 512}));
+    alignas(4) static std::int32_t ends[8] = {128, 256, 300, 384, 384, 384, 384, 384};
+    good.expert_ends = TensorView(ends, DataType::int32, {8});
+    tiles("expert_ends[2] is 300; allowed: multiples of 128", view(DataType::int32, {6, 2}),
+          view(DataType::uint8, {1, 2, 512}));
     group.close();
   });
 }

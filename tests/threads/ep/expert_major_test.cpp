@@ -105,13 +105,45 @@ TEST(EpExpertMajorMode, RandomShapes) {
     c.max_tokens = draws.pick(1, 40);
     c.load = static_cast<Load>(draws.pick(0, 9) < 7 ? 0 : draws.pick(0, 3));
     c.holes = static_cast<double>(draws.pick(0, 4)) / 8;
-    run_case(c, {.weights = draws.pick(0, 3) > 0,
-                 .alignment = static_cast<std::int32_t>(draws.pick(1, 20)),
+    const bool tiles = draws.pick(0, 2) == 0;
+    const std::int64_t alignment = tiles ? 128 * draws.pick(1, 3) : draws.pick(1, 20);
+    run_case(c, {.scales = tiles ? draws.pick(1, 9) : 0,
+                 .tiles = tiles,
+                 .weights = draws.pick(0, 3) > 0,
+                 .alignment = static_cast<std::int32_t>(alignment),
                  .worst_case = draws.pick(0, 1) == 1,
                  .copy_out = draws.pick(0, 3) == 0,
                  .biases = static_cast<int>(draws.pick(0, 2)),
                  .cached = static_cast<int>(draws.pick(0, 1))});
   }
+}
+
+TEST(EpExpertMajorMode, TilesThatDoNotFitAreRefused) {
+  const EpCase c = small_case(2, 12);
+  run_group(
+      c, expert_major_options(c, {.scales = 3, .alignment = 128}),
+      [&](World& world, ep::Group& group) {
+        const std::int64_t tokens = c.tokens(world.my_pe());
+        const Inputs in(c, world.my_pe());
+        const Tensor words = Tensor::empty(DataType::int32, {tokens, 3}),
+                     floats = Tensor::empty(DataType::float32, {tokens, 3});
+        const ep::Routing routing = group.route(in.topk_idx);
+        const auto refused = [&](const char* text, const auto& received, std::int64_t columns) {
+          const Tensor tiles =
+              Tensor::empty(DataType::uint8, {(received.x.shape[0] + 127) / 128, columns, 512});
+          expect_error(Code::invalid_argument, text,
+                       [&] { group.unpack(received, {.scales = tiles}); });
+        };
+        refused("are tiles and the alignment of the dispatch is 0; allowed: expert-major with",
+                group.dispatch(in.x, routing, {.scales = words}), 3);
+        refused("the alignment of the dispatch is 64; allowed: expert-major with multiples of 128",
+                group.dispatch_expert_major(in.x, routing, {.scales = words, .alignment = 64}), 3);
+        refused("hold scales of one byte, four to an int32; the scales are float32",
+                group.dispatch_expert_major(in.x, routing, {.scales = floats, .alignment = 128}),
+                3);
+        refused("UnpackOptions.scales is uint8",
+                group.dispatch_expert_major(in.x, routing, {.scales = words, .alignment = 128}), 2);
+      });
 }
 
 TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {

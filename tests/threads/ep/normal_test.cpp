@@ -46,7 +46,8 @@ TEST_P(EpNormal, NoTokensIdleRanksAndOneHotExpert) {
 TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
   const EpCase c = small_case(GetParam(), 5);
   run_case(c, [&](World&, ep::Group& group) {
-    check_normal(group, c, {.expert_alignment = 16});
+    for (const std::int32_t alignment : {16, 128, 224, 256})
+      check_normal(group, c, {.expert_alignment = alignment});
     check_normal(group, c, {.worst_case_rows = c.ranks * c.max_tokens});
     check_normal(group, c, {.copy_out = true});
     check_normal(

@@ -37,8 +37,7 @@ NormalExpand expand_parameters(const ExpandOptions& options) {
     params.scales = scales.as<std::uint32_t>();
     params.out_scales = out_scales.as<std::uint32_t>();
     params.scale_stride = scales.strides[0];
-    params.out_scale_stride = out_scales.strides[0];
-    params.out_scale_step = out_scales.strides[1];
+    params.out_places = detail::RowPlaces(out_scales);
     params.scale_count = static_cast<std::int32_t>(scales.shape[1]);
   }
   params.numbered = options.numbered ? 1 : 0;

@@ -97,7 +97,7 @@ __device__ void copy_part(const NormalExpand& params, std::int64_t row, std::uin
         out[v] = parts[j];
     if (first != 0 || params.scales == nullptr) continue;
     for (std::int32_t s = lane_id(); s < params.scale_count; s += 32)
-      params.out_scales[to * params.out_scale_stride + s * params.out_scale_step] =
+      params.out_scales[params.out_places.first(to) + s * params.out_places.step] =
           params.scales[row * params.scale_stride + s];
   }
   if (first == 0 && params.weights != nullptr && row_of_slot >= 0)
@@ -111,7 +111,7 @@ __device__ void clear_row(const NormalExpand& params, std::int64_t row) {
   auto* const out = reinterpret_cast<uint4*>(params.out) + row * params.row_vectors;
   for (std::uint32_t v = lane_id(); v < params.row_vectors; v += 32) out[v] = uint4{};
   for (std::int32_t s = lane_id(); s < params.scale_count; s += 32)
-    params.out_scales[row * params.out_scale_stride + s * params.out_scale_step] = 0;
+    params.out_scales[params.out_places.first(row) + s * params.out_places.step] = 0;
 }
 
 /// The rows after each block of experts, and after all of them.

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
       const std::uint32_t row = array.by_row.quotient(static_cast<std::uint32_t>(i));
       const std::uint32_t column = static_cast<std::uint32_t>(i) - row * array.by_row.divisor;
       const std::uint32_t element = column >> array.wide, word = column & array.wide;
-      array.to[row * array.to_stride + element * array.step + word] =
+      array.to[array.places.first(row) + element * array.places.step + word] =
           array.from[row * array.from_stride + column];
     }
   }

@@ -302,7 +302,7 @@ void give_scales(const StagedCall& call, const TensorView& target, const TensorV
     return call.give_rows(to, pitch, from, pitch, count * kWord, scales.words);
   }
   const std::size_t rows =
-      scales.layout == ScaleLayout::tiles ? align_up(count, detail::ScaleWords::kTileRows) : count;
+      scales.layout == ScaleLayout::tiles ? align_up(count, detail::kTileRows) : count;
   call.give(to, from, rows * scales.words * kWord);
 }
 

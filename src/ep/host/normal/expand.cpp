@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "ep/host/normal/normal.hpp"
+#include "ep/plan/row_format.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -48,6 +49,18 @@ void number_rows(const ExpandOptions& options, std::int64_t slots) {
   }
 }
 
+/// Tiles belong to one expert each.
+void check_blocks(const ExpandOptions& options) {
+  if (options.out_scales.rank != 3) return;
+  for (std::int64_t e = 0; e + 1 < options.expert_ends.shape[0]; ++e) {
+    const std::int32_t end = options.expert_ends.as<std::int32_t>()[e];
+    require(end % detail::kTileRows == 0, Code::invalid_argument,
+            "SHOAL-N582: expand: ExpandOptions.out_scales are tiles and expert_ends[{}] is {}; "
+            "allowed: multiples of {} (the expert_alignment of the dispatch)",
+            e, end, detail::kTileRows);
+  }
+}
+
 /// Copies rows, scales and weights, and clears the rows that none is copied to.
 class Copies {
  public:
@@ -56,6 +69,7 @@ class Copies {
         store_(store),
         row_bytes_(static_cast<std::size_t>(options.x.shape[1]) * size_of(options.x.dtype)),
         top_k_(options.topk_idx.shape[1]),
+        places_(options.out_scales),
         filled_(static_cast<std::size_t>(options.out.shape[0])) {}
 
   void copy(std::int64_t row) {
@@ -90,17 +104,18 @@ class Copies {
     return options_.out.as<std::byte>() + static_cast<std::size_t>(to) * row_bytes_;
   }
   void set_scales(std::int64_t to, const std::uint32_t* from) const {
-    const TensorView& out = options_.out_scales;
-    for (std::int64_t s = 0; options_.scales.defined() && s < options_.scales.shape[1]; ++s)
-      out.as<std::uint32_t>()[to * out.strides[0] + s * out.strides[1]] =
-          from == nullptr ? 0 : from[s];
+    if (!options_.scales.defined()) return;
+    auto* const out = options_.out_scales.as<std::uint32_t>() + places_.first(to);
+    for (std::int64_t s = 0; s < options_.scales.shape[1]; ++s)
+      out[s * places_.step] = from == nullptr ? 0 : from[s];
   }
 
   const ExpandOptions& options_;
   const Store store_;
   const std::size_t row_bytes_;
   const std::int64_t top_k_;
-  std::vector<char> filled_;  ///< [rows of out]
+  const detail::RowPlaces places_;  ///< of out_scales
+  std::vector<char> filled_;        ///< [rows of out]
 };
 
 }  // namespace
@@ -111,6 +126,7 @@ void expand(HostGroup& group, const ExpandOptions& options) {
       options.rows.defined()
           ? std::min<std::int64_t>(options.x.shape[0], *options.rows.as<std::int32_t>())
           : options.x.shape[0];
+  check_blocks(options);
   if (options.numbered) check_numbers(options, rows * top_k);
   number_rows(options, rows * top_k);
   // The rows that are read compete for the cache with those that are written.

@@ -28,6 +28,7 @@
 #include "ep/cuda/device/divisor.cuh"
 #include "ep/cuda/device/group.cuh"
 #include "ep/cuda/normal/device/plan.hpp"
+#include "ep/plan/row_format.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::ep::cuda {
@@ -155,11 +156,11 @@ inline constexpr std::uint32_t kShareSlots = 64;
 struct UnpackedArray {
   const std::uint32_t* from;  ///< rows contiguous
   std::uint32_t* to;
-  std::int64_t from_stride;      ///< words between rows
-  std::int64_t to_stride, step;  ///< words between rows, and between elements of a row
-  std::int64_t words;            ///< of all rows
-  Divisor by_row;                ///< words of a row
-  std::uint32_t wide;            ///< 1 for elements of two words, else 0
+  std::int64_t from_stride;  ///< words between rows
+  detail::RowPlaces places;  ///< of `to`, in words
+  std::int64_t words;        ///< of all rows
+  Divisor by_row;            ///< words of a row
+  std::uint32_t wide;        ///< 1 for elements of two words, else 0
 };
 struct NormalUnpack {
   static constexpr int kMaxArrays = 8;
@@ -185,7 +186,8 @@ struct NormalExpand {
   float* out_weights;
   const std::uint32_t* scales;
   std::uint32_t* out_scales;
-  std::int64_t scale_stride, out_scale_stride, out_scale_step;  ///< in elements
+  std::int64_t scale_stride;     ///< in elements
+  detail::RowPlaces out_places;  ///< of out_scales
   std::int32_t scale_count;
   std::uint32_t numbered, zero_padding;  ///< 0 or 1
 };

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fake_gpu/fake_gpu.hpp"
+//
+#include "ep/cuda/normal/expand.cpp"
+#include "ep/cuda/normal/expand.cu"
