@@ -162,6 +162,15 @@ def test_settings_are_a_mapping(settings):
             lambda g, x, r: g.dispatch(x, r, expert_major=2),
             "dispatch: expert_major=2 has the wrong type",
         ),
+        (lambda g, x, r: g.unpack(x), "; allowed: a Dispatched"),
+        (
+            lambda g, x, r: g.unpack(g.dispatch(x, r), clear_unused="x"),
+            "unpack: clear_unused='x' has the wrong type",
+        ),
+        (
+            lambda g, x, r: g.unpack(g.dispatch(x, r), scales=x),
+            "unpack: UnpackOptions.scales is given, and the dispatch has no such result",
+        ),
         (
             lambda g, x, r: g.dispatch(x, r, worst_case_rows=1.5),
             "dispatch: worst_case_rows=1.5 has the wrong type",

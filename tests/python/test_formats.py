@@ -56,10 +56,20 @@ def received(settings, x, **options):
 
 def received_in_normal_mode(settings, x, expert_major, **options):
     def body(world):
-        group = shoal.ep.Group(world.team, hidden=x.shape[1], top_k=1, experts=1, max_tokens=len(x))
+        room = -(-len(x) // 128) * 128
+        group = shoal.ep.Group(world.team, hidden=x.shape[1], top_k=1, experts=1, max_tokens=room)
         routing = group.route(torch.zeros((len(x), 1), dtype=torch.int64))
+        options["expert_alignment"] = 128
         got = group.dispatch(x, routing, expert_major=expert_major, **options)
-        parts = [in_bytes(got.x), in_bytes(got.scales)]
+        parts = [in_bytes(got.x[: len(x)]), in_bytes(got.scales[: len(x)])]
+        if expert_major and got.scales.element_size() == 1:
+            rows, groups = got.scales.shape
+            columns = torch.empty((-(-groups // 4), rows), dtype=torch.int32).t()
+            tiles = torch.empty((rows // 128, -(-groups // 4), 512), dtype=torch.uint8)
+            for layout, array in {"columns": columns, "tiles": tiles}.items():
+                group.unpack(got, scales=array)
+                unpacked = in_rows(in_bytes(array.contiguous()), layout, groups, rows)
+                np.testing.assert_array_equal(unpacked[: len(x)], parts[1])
         del got, routing
         group.close()
         return parts
@@ -127,6 +137,57 @@ def test_codes_and_scales_equal_ml_dtypes(format_, hidden, layout, settings):
     )
     codes = np.where(codes & 0x7F == 0x7F, 0x7F, codes) if format_ is mxfp8 else codes
     np.testing.assert_array_equal(codes, want_codes)
+
+
+def torchao(module):
+    reason = "torchao is not installed; ./run test installs it"
+    return pytest.importorskip(f"torchao.prototype.mx_formats.{module}", reason=reason)
+
+
+@pytest.mark.parametrize("hidden", [HIDDEN, 960, 64])
+def test_mxfp8_equals_torchao(hidden, settings):
+    """Except in scales of infinities, 2^127 there and NaN here; tiles are its blocked scales."""
+    mx, x = torchao("mx_tensor"), activations()[:, :hidden].contiguous()
+    rounding = mx.ScaleCalculationMode.RCEIL
+    scales, codes = mx.to_mx(x, torch.float8_e4m3fn, 32, rounding)
+    scales = scales.view(torch.uint8).reshape(len(x), -1)
+    infinite = x.isinf().reshape(len(x), -1, 32).any(-1)
+    assert (scales[infinite] == 254).all()
+    scales[infinite] = 255
+    got_codes, got_scales = received(settings, x, quantize="mxfp8", scale_layout="tiles")
+    blocked = torchao("utils").to_blocked(scales).numpy()
+    rows = in_rows(blocked, "tiles", scales.shape[1], len(x))
+    np.testing.assert_array_equal(in_rows(got_scales, "tiles", scales.shape[1], len(x)), rows)
+    codes = codes.view(torch.uint8).numpy().reshape(got_codes.shape).copy()
+    codes[np.repeat(infinite.numpy(), 32, 1)] = 0x7F
+    for side in (codes, got_codes):  # one NaN
+        side[side & 0x7F == 0x7F] = 0x7F
+    np.testing.assert_array_equal(got_codes, codes)
+
+
+def test_nvfp4_equals_torchao(settings):
+    """Except in scales below 2^-6, its smallest one, and in NaNs and infinities. It multiplies by a
+    rounded reciprocal, so that values at the middle of two codes may get the other one."""
+    nvfp4_tensor, x = torchao("nvfp4_tensor"), activations()
+    global_scale = np.array([GLOBAL], np.float32)
+    scales, codes = nvfp4_tensor.nvfp4_quantize(x, 16, torch.tensor(1 / global_scale[0]))
+    scales = scales.view(torch.uint8).numpy()
+    options = {"quantize": "nvfp4", "scale_layout": "rows", "global_scale": global_scale}
+    got_codes, got_scales = received(settings, x, **options)
+    got_scales = got_scales.reshape(scales.shape)
+    same = (got_scales >= 8) & x.isfinite().reshape(len(x), -1, 16).all(-1).numpy()
+    assert same.mean() > 0.98 and (scales[~same & (got_scales < 8)] == 8).all()
+    np.testing.assert_array_equal(scales[same], got_scales[same])
+    (theirs, ours), size = (
+        [np.stack((c & 0xF, c >> 4), -1).reshape(len(x), -1) for c in (codes.numpy(), got_codes)],
+        np.repeat(got_scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64), 16, 1),
+    )
+    other = (theirs != ours) & np.repeat(same, 16, 1)
+    assert other.mean() < 1e-3
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    middle = (magnitudes[theirs[other] & 7] + magnitudes[ours[other] & 7]) / 2
+    exact = np.abs(x.to(torch.float64).numpy())[other] * global_scale[0] / size[other]
+    np.testing.assert_allclose(exact, middle, rtol=1e-6)
 
 
 @pytest.mark.parametrize("expert_major", [False, True])

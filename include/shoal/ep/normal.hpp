@@ -221,8 +221,8 @@ struct ExpandOptions {
   TensorView out{};          ///< result, [copies, n]; with room for all blocks
   TensorView out_weights{};  ///< result, float32 [copies]; with weights. 0 in rows without a token
   /// Result, with scales: [copies, m], any strides. Words of one-byte scales also in contiguous
-  /// tiles (ScaleLayout), uint8 [ceil(copies / 128), m, 512]; expert_ends are then multiples of 128,
-  /// otherwise Error{invalid_argument}, on the host.
+  /// tiles (ScaleLayout), uint8 [ceil(copies / 128), m, 512]; expert_ends are then multiples of
+  /// 128, otherwise Error{invalid_argument}, on the host.
   TensorView out_scales{};
   TensorView block_ends{};  ///< result, int32 [E], optional: the end of each block before padding
   /// Rows of `out` and `out_scales` without a token become 0; else they keep what they have.

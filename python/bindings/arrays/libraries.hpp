@@ -44,6 +44,8 @@ class Result {
   /// The array that the caller passed for the result.
   explicit Result(nanobind::handle array) : array_(nanobind::borrow(array)) {}
 
+  /// Undefined where the caller passed the array.
+  const Tensor& tensor() const { return tensor_; }
   bool defined() const { return array_.is_valid() || tensor_.defined(); }
   /// The array; None where it is not defined.
   nanobind::object get() const;

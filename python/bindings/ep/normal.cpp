@@ -76,6 +76,50 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
   return to_python(self, library_of(x), std::move(result), options.dispatch.launch.stream);
 }
 
+/// What Group::unpack reads.
+ep::detail::AnyDispatched untyped(const Dispatched& received) {
+  ep::detail::AnyDispatched any;
+  any.x = received.x.tensor();
+  any.scales = received.scales.tensor();
+  any.topk_idx = received.topk_idx.tensor();
+  any.topk_weights = received.topk_weights.tensor();
+  any.source_token = received.source_token.tensor();
+  any.expert_first_row = received.expert_first_row.tensor();
+  any.row_count = received.row_count.tensor();
+  any.handle = received.handle;
+  return any;
+}
+
+void unpack(Group& self, nb::handle given_result, const nb::kwargs& given) {
+  constexpr const char* kCall = "unpack";
+  const ep::detail::AnyDispatched received =
+      untyped(object_from<const Dispatched>(kCall, "received", given_result, "a Dispatched"));
+  ep::UnpackOptions to;
+  Inputs arrays;
+  for (const auto& [key, value] : given) {
+    const std::string_view name = text_of(key);
+    const auto write = [&](const char* what) {
+      const TensorView array = arrays.write(value, what);
+      if (array.defined()) follow(to.launch, self, arrays.last());
+      return array;
+    };
+    if (name == "scales")
+      to.scales = write("scales");
+    else if (name == "topk_idx")
+      to.topk_idx = write("topk_idx");
+    else if (name == "topk_weights")
+      to.topk_weights = write("topk_weights");
+    else if (name == "source_token")
+      to.source_token = write("source_token");
+    else if (name == "clear_unused")
+      to.clear_unused = argument<bool>(kCall, name, value);
+    else
+      read_launch(kCall, name, value, to.launch);
+  }
+  nb::gil_scoped_release released;
+  ep::detail::unpack(self.group, received, to);
+}
+
 Combined combine(Group& self, nb::handle y, nb::handle given_handle, const nb::kwargs& given) {
   const ep::Handle& handle = handle_from("combine", given_handle);
   NormalOptions options = combine_options_from("combine", given);
@@ -251,6 +295,23 @@ void bind_calls(nb::class_<Group>& group) {
           "events to wait for and to record (cudaEvent_t or torch.cuda.Event), and the number of "
           "SMs. stream=None is the current stream of torch for its tensors, else the stream on "
           "which the array is ready, else Group.stream."_doc)
+      .def(
+          "unpack", &unpack, nb::arg("received"), nb::arg("options"),
+          nb::sig(
+              "def unpack(self, received: Dispatched[shoal.typing.SupportsDLPack], *, scales: "
+              "shoal.typing.SupportsDLPack | None = None, topk_idx: "
+              "shoal.typing.SupportsDLPack | None = None, topk_weights: "
+              "shoal.typing.SupportsDLPack | None = None, source_token: "
+              "shoal.typing.SupportsDLPack | None = None, clear_unused: bool = False, stream: "
+              "shoal.typing.Stream | None = None, after: shoal.typing.Event | None = None, done: "
+              "shoal.typing.Event | None = None, sms: int = 0) -> None"),
+          "Copies what came beside the rows of a dispatch to arrays of any strides, in one kernel. "
+          "Local.\n\n"
+          "Each array has the shape of the field of its name. One-byte scales are int32 "
+          "[rows, ceil(n / 4)], four to a word; or, with expert_major and an expert_alignment that "
+          "is a multiple of 128, uint8 [ceil(rows / 128), ceil(n / 4), 512], the tiles that "
+          "cuBLASLt and CUTLASS read. clear_unused: rows of x without a token become 0, with "
+          "worst_case_rows."_doc)
       .def(
           "combine", &combine, nb::arg("y").none(), nb::arg("handle") = nb::none(),
           nb::arg("options"),

@@ -57,7 +57,7 @@ def check_rank_major(_):
 
 def check_expert_major(_):
     for multiple in (True, False):
-        for alignment in (1, 8):
+        for alignment in (1, 8, 128, 224, 256):
             buffer = the_buffer(multiple)
             x, topk_idx, weights = make_inputs(2)
             want = Expected(x, topk_idx, weights, alignment)
@@ -226,13 +226,16 @@ def check_cached(_):
 
 
 def check_fp8_and_column_major_scales(_):
+    """Scales for 128 channels, and those of MXFP8 for 32: float32, or four UE8M0 in an int32."""
     buffer = the_buffer()
     x, topk_idx, _ = make_inputs(5)
     data, scales = per_token_cast_to_fp8(x)
-    for given in (
-        scales,
-        scales.t().contiguous().t(),
-        torch.ones((len(x), 3), dtype=torch.int32) * 77,
+    for given, alignment in (
+        (scales, 4),
+        (scales.t().contiguous().t(), 128),
+        (torch.ones((len(x), 3), dtype=torch.int32) * 77, 4),
+        (torch.rand((len(x), H // 32)).log2().floor().exp2(), 224),
+        (torch.randint(1 << 31, (len(x), H // 128), dtype=torch.int32), 256),
     ):
         for columns_first in (False, True):
             for expand in (False, True):
@@ -240,12 +243,12 @@ def check_fp8_and_column_major_scales(_):
                     (data, given),
                     topk_idx,
                     num_experts=E,
-                    expert_alignment=4,
+                    expert_alignment=alignment,
                     do_expand=expand,
                     do_zero_padding=expand,
                     use_tma_aligned_col_major_sf=columns_first,
                 )
-                want = Expected((data, given), topk_idx, None, 4)
+                want = Expected((data, given), topk_idx, None, alignment)
                 want_data, want_scales = want.x
                 if expand:
                     want_data, want_scales = (

@@ -51,7 +51,7 @@ def expected(x, routing_map, probs, multiple=1):
 
 def check_permuted_rows_and_their_sums(_):
     buffer = the_buffer()
-    for seed, multiple in enumerate((None, 1, 4, 16)):
+    for seed, multiple in enumerate((None, 1, 4, 16, 128, 224, 256)):
         x, routing_map, probs = make_inputs(seed)
         recv, recv_probs, scales, counts, handle = buffer.dispatch_with_permute(
             hidden=x,
@@ -170,19 +170,35 @@ def check_indices_in_place_of_a_map(_):
 
 
 def check_fp8(_):
-    buffer = the_buffer()
+    """Scales for 128 channels, and those of MXFP8 for 32, travel with rows in fp8 and in bytes;
+    padding is 0 in both."""
+    buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, H, MAX, E // 4, use_fp8=True)
     x, routing_map, probs = make_inputs(9)
     data, scales = per_token_cast_to_fp8(x)
-    rows, _, counts = expected(x, routing_map, probs, 16)
-    want_data, want_scales = per_token_cast_to_fp8(rows)
-    for hidden in (data, data.view(torch.uint8)):
-        recv, _, recv_scales, padded, _ = buffer.dispatch_with_permute(
-            hidden=hidden, routing_map=routing_map, scaling_factor=scales, pad_multiple=16
-        )
-        assert recv.dtype == hidden.dtype and padded.tolist() == counts
-        assert torch.equal(recv.view(torch.uint8), want_data.view(torch.uint8))
-        tokens = rows.any(1)
-        assert torch.equal(recv_scales[tokens], want_scales[tokens])
+    given = (scales, torch.rand(len(x), H // 32), torch.randint(1, 1 << 31, (len(x), 1)).int())
+    for multiple in (16, 128, 224, 256):
+        for hidden in (data, data.view(torch.uint8)):
+            for factors in given:
+                form = {"hidden": hidden, "routing_map": routing_map, "scaling_factor": factors}
+                recv, _, recv_scales, padded, handle = buffer.dispatch_with_permute(
+                    **form, pad_multiple=multiple
+                )
+                want, _, counts = expected(data.view(torch.uint8), routing_map, probs, multiple)
+                want_scales, *_ = expected(factors, routing_map, probs, multiple)
+                assert recv.dtype == hidden.dtype and padded.tolist() == counts
+                assert torch.equal(recv.view(torch.uint8), want)
+                assert torch.equal(recv_scales, want_scales)
+                again = buffer.dispatch_with_permute(
+                    hidden=hidden, scaling_factor=factors, handle=handle
+                )
+                assert torch.equal(again[0].view(torch.uint8), want)
+                assert torch.equal(again[2], want_scales)
+                by_rank, _, rank_scales, _ = buffer.dispatch(**form)
+                here = of_all_ranks((data.view(torch.uint8), routing_map, factors))
+                mine = slice(dist.get_rank() * E // 4, (dist.get_rank() + 1) * E // 4)
+                kept = [(d[m[:, mine].any(1)], s[m[:, mine].any(1)]) for d, m, s in here]
+                assert torch.equal(by_rank.view(torch.uint8), torch.cat([d for d, _ in kept]))
+                assert torch.equal(rank_scales, torch.cat([s for _, s in kept]))
 
 
 def check_more_tokens_than_the_constructor_names(_):
