@@ -30,6 +30,13 @@ std::int64_t extent(nb::handle tensor, int axis) {
   return nb::cast<std::int64_t>(nb::object(attribute(tensor, "shape")[axis]));
 }
 
+/// Raises AssertionError for bytes without scales, before any other rank is asked.
+void check_scales(const char* call, nb::handle hidden, nb::handle scales) {
+  if (scales.is_none() && value_of(hidden.attr("element_size")()) == 1)
+    expect(false,
+           fmt::format("{}: hidden has one byte per channel, which needs scaling_factor", call));
+}
+
 HybridCalls::Routing routing_from(const nb::tuple& all) {
   return {all[0], all[1], all[2], all[3], all[4]};
 }
@@ -161,6 +168,7 @@ nb::object HybridCalls::send(nb::handle hidden, nb::handle scales,
 
 nb::object HybridCalls::dispatch(const char* call, nb::handle hidden, nb::handle scales,
                                  const Routing& routing, const Permuted* permuted) {
+  check_scales(call, hidden, scales);
   const Chosen chosen = this->chosen(call, hidden, routing);
   const bool limited = permuted != nullptr && !permuted->limit.is_none();
   const bool asks = !limited || most_.is_none();
@@ -198,6 +206,7 @@ nb::object HybridCalls::dispatch(const char* call, nb::handle hidden, nb::handle
 
 nb::object HybridCalls::repeat(nb::handle hidden, nb::handle scales, const Routing& routing,
                                nb::handle known) const {
+  check_scales("dispatch", hidden, scales);
   const ElasticLayout& layout = *nb::inst_ptr<ElasticLayout>(attribute(known, "shoal"));
   const nb::object& topk_idx = layout.sent_topk_idx;
   nb::object weights =

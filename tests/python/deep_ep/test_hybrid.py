@@ -324,6 +324,9 @@ def check_errors(_):
     fails(RuntimeError, "up to 65536", send, num_of_experts=2**31 - 4, **by_index)
     by_map = {"hidden": x, "routing_map": routing_map, "pad_multiple": 65537}
     fails(RuntimeError, "pad_multiple is 65537; allowed: 1 to 65536", send, **by_map)
+    in_bytes = {"hidden": x.to(torch.float8_e4m3fn), "routing_map": routing_map}
+    for call in (send, buffer.dispatch):
+        fails(AssertionError, "one byte per channel, which needs scaling_factor", call, **in_bytes)
     fails(RuntimeError, "probs are", send, hidden=x, routing_map=routing_map, probs=probs[:, :3])
     fails(
         RuntimeError,
