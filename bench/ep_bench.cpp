@@ -75,6 +75,7 @@ class EpBench {
     measure_expert_major();
     measure_sums_of_rows();
     measure_unpack();
+    measure_expand();
     for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
       for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
         measure_low_latency({quantize, reduction, true});
@@ -306,6 +307,47 @@ class EpBench {
                       shape_);
         one[static_cast<std::size_t>(k)] = -1;
       }
+  }
+
+  /// Measures the copy of rank-major rows to their experts, with scales of one byte for 32 channels
+  /// each in tiles.
+  void measure_expand() {
+    constexpr std::int64_t kTile = 128;
+    const ep::Dispatched received = dispatch(batches_[0]);
+    const std::int64_t rows = *received.rows, experts = group_.local_experts();
+    const std::int64_t words = (shape_.hidden + kTile - 1) / kTile;
+    const Tensor counts = Tensor::empty(DataType::int32, {experts}),
+                 ends = Tensor::empty(DataType::int32, {experts}),
+                 topk_rows = Tensor::empty(DataType::int32, {rows, shape_.top_k}),
+                 scales = Tensor::empty(DataType::int32, {rows, words});
+    std::fill_n(counts.as<std::int32_t>(), experts, 0);
+    std::fill_n(scales.as<std::int32_t>(), scales.size(), 0);
+    for (std::int64_t i = 0; i < rows * shape_.top_k; ++i)
+      if (const std::int64_t e = received.topk_idx->as<std::int64_t>()[i]; e >= 0)
+        ++counts.as<std::int32_t>()[e];
+    std::int64_t copies = 0, read = 0;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      read += counts.as<std::int32_t>()[e];
+      copies += (counts.as<std::int32_t>()[e] + kTile - 1) / kTile * kTile;
+      ends.as<std::int32_t>()[e] = static_cast<std::int32_t>(copies);
+    }
+    const Tensor out = Tensor::empty(DataType::bfloat16, {copies, shape_.hidden}),
+                 tiles = Tensor::empty(DataType::uint8, {copies / kTile, words, 4 * kTile});
+    ep::ExpandOptions options;
+    options.x = received.x;
+    options.topk_idx = *received.topk_idx;
+    options.tokens_per_expert = counts;
+    options.expert_ends = ends;
+    options.scales = scales;
+    options.topk_rows = topk_rows;
+    options.out = out;
+    options.out_scales = tiles;
+    for (std::int64_t i = 0; i < shape_.dropped; ++i) group_.expand(options);
+    barrier(world_.team());
+    const Times start = now();
+    for (std::int64_t i = 0; i < shape_.iterations; ++i) group_.expand(options);
+    add("expand with tiles of scales", (now() - start) / static_cast<double>(shape_.iterations),
+        static_cast<double>(read) * static_cast<double>(shape_.row_bytes() + 4 * words));
   }
 
   /// Measures the copy of the fields that travelled with the rows to contiguous arrays.
