@@ -169,7 +169,7 @@ def test_settings_are_a_mapping(settings):
         ),
         (
             lambda g, x, r: g.unpack(g.dispatch(x, r), scales=x),
-            "unpack: UnpackOptions.scales is given, and the dispatch has no such result",
+            "unpack: scales is given, and the dispatch has no such result",
         ),
         (
             lambda g, x, r: g.dispatch(x, r, worst_case_rows=1.5),

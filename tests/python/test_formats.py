@@ -139,6 +139,43 @@ def test_codes_and_scales_equal_ml_dtypes(format_, hidden, layout, settings):
     np.testing.assert_array_equal(codes, want_codes)
 
 
+def test_a_global_scale_per_expert(settings):
+    """Expert-major rows for an expert are those of its own scale; other calls refuse [E]."""
+    x = activations()
+    scales = np.array([GLOBAL, 5 * GLOBAL], np.float32)
+    want = [
+        received(settings, x, quantize="nvfp4", scale_layout="rows", global_scale=scales[e : e + 1])
+        for e in range(2)
+    ]
+
+    def body(world):
+        group = shoal.ep.Group(
+            world.team,
+            hidden=HIDDEN,
+            top_k=2,
+            experts=2,
+            max_tokens=2 * TOKENS,
+            low_latency_max_tokens=TOKENS,
+        )
+        indices = torch.tensor([[0, 1]] * TOKENS)
+        options = {"quantize": "nvfp4", "global_scale": scales}
+        got = group.dispatch(x, group.route(indices), expert_major=True, **options)
+        for expert, (codes, bytes_of_scales) in enumerate(want):
+            rows = slice(expert * TOKENS, (expert + 1) * TOKENS)
+            np.testing.assert_array_equal(in_bytes(got.x[rows]), codes)
+            np.testing.assert_array_equal(in_bytes(got.scales[rows]), bytes_of_scales)
+        message = "global_scale has a scale per expert, and rows of this call travel once per rank"
+        with pytest.raises(shoal.InvalidArgumentError, match=message):
+            group.dispatch(x, group.route(indices), **options)
+        with pytest.raises(shoal.InvalidArgumentError, match=message):
+            group.low_latency_dispatch(x, indices, **options)
+        del got
+        group.close()
+        return True
+
+    assert shoal.run_threads(1, body, settings)[0]
+
+
 def torchao(module):
     reason = "torchao is not installed; ./run test installs it"
     return pytest.importorskip(f"torchao.prototype.mx_formats.{module}", reason=reason)

@@ -94,8 +94,9 @@ struct ExpertMajorOptions {
   /// the first in the lower half, and the scales of each row: float32, uint8 for UE8M0, float8_e4m3
   /// for nvfp4; rows of one-byte scales are whole words of four. Equal on all ranks.
   Quantize quantize = Quantize::none;
-  /// float32 [1], for nvfp4: as LowLatencyDispatchOptions::global_scale. Ranks that differ get
-  /// Error{mismatch}.
+  /// For nvfp4: float32 [1] as LowLatencyDispatchOptions::global_scale, or float32 [E], the scale
+  /// of the rows for each expert of all ranks. Ranks that differ get Error{mismatch}. [E] is
+  /// Error{unsupported} in groups that span nodes and on GPUs before Hopper.
   ConstTensorView global_scale{};
   /// Blocks start at a multiple of it. 1 to 65,536. A cached handle brings its own along.
   std::int32_t alignment = 1;

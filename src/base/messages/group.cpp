@@ -210,6 +210,10 @@ static constexpr Message kGroupRows[] = {
      "Leave the array out, or send the input with the dispatch."},
     {591, "The world was closed while an asynchronous operation waited for its turn.",
      "Wait for all futures before closing the world."},
+    {592,
+     "Rows of an NVFP4 dispatch with a global scale per expert are encoded once for each expert, "
+     "which this group cannot do; the reason is in the message.",
+     "Pass one global scale for all experts, or dispatch bfloat16 rows and encode what arrives."},
     {595,
      "Another rank sent data that no call can produce: the versions of Shoal differ, or its memory"
      " was overwritten.",

@@ -34,7 +34,7 @@ AnyDispatched run_dispatch(GroupState& group, const ConstTensorView& x, const Ro
       check_handle(group, "dispatch", *handle);
     const auto cached = routing != nullptr ? nullptr : state_of(*handle);
     const auto& sent = routing != nullptr ? state_of(*routing) : cached->routing;
-    check_rows(group, x, sent->tokens, options);
+    check_rows(group, x, sent->tokens, options, cached.get());
     check_dispatch_options(group, x, options, cached.get());
     const Tensor rows = aligned_rows(x);
     const OperationScope scope(group, record::Operation::dispatch);

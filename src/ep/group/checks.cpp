@@ -126,16 +126,19 @@ void check_route_options(const GroupState& group, std::int64_t tokens,
         DataType::int32);
 }
 
-void check_global_scale(const char* call, float scale) {
-  require(scale > 0 && scale <= std::numeric_limits<float>::max(), Code::invalid_argument,
-          "SHOAL-N583: {}: global_scale is {}; allowed: positive and finite", call, scale);
+void check_global_scale(const char* call, const ConstTensorView& given) {
+  for (std::int64_t e = 0; e < given.size(); ++e) {
+    const float scale = given.as<float>()[e];
+    require(scale > 0 && scale <= std::numeric_limits<float>::max(), Code::invalid_argument,
+            "SHOAL-N583: {}: global_scale is {}; allowed: positive and finite", call, scale);
+  }
 }
 
 namespace {
 
 /// The options of a dispatch that say how rows are encoded.
 void check_format(const GroupState& group, const char* call, Quantize quantize,
-                  const ConstTensorView& global_scale) {
+                  const ConstTensorView& global_scale, bool row_per_expert = false) {
   require(quantize <= Quantize::nvfp4, Code::invalid_argument,
           "SHOAL-N584: {}: quantize has the unknown value {}; allowed: 0 (none) to {} (nvfp4)",
           call, static_cast<int>(quantize), static_cast<int>(Quantize::nvfp4));
@@ -146,9 +149,19 @@ void check_format(const GroupState& group, const char* call, Quantize quantize,
   if (!global_scale.defined()) return;
   require(quantize == Quantize::nvfp4, Code::invalid_argument,
           "SHOAL-N582: {}: global_scale is for nvfp4; quantize is {}", call, name);
-  check_tensor(group, call, "global_scale", global_scale, {1}, {DataType::float32});
-  if (group.device.kind != DeviceKind::host) return;
-  check_global_scale(call, *global_scale.as<float>());
+  const std::int64_t experts = group.shape.experts;
+  const bool each = experts > 1 && global_scale.rank == 1 && global_scale.shape[0] == experts;
+  require(!each || row_per_expert, Code::invalid_argument,
+          "SHOAL-N582: {}: global_scale has a scale per expert, and rows of this call travel once "
+          "per rank; allowed here: float32 [1], or expert-major dispatches",
+          call);
+  require(!each || group.nodes.count == 1, Code::unsupported,
+          "SHOAL-N592: {}: global_scale has a scale per expert, and rows travel once per node "
+          "between the {} nodes of this group; allowed here: float32 [1]",
+          call, group.nodes.count);
+  check_tensor(group, call, "global_scale", global_scale, {each ? experts : 1},
+               {DataType::float32});
+  if (group.device.kind == DeviceKind::host) check_global_scale(call, global_scale);
 }
 
 void check_scale_layout(const char* call, Quantize quantize, ScaleLayout layout) {
@@ -188,14 +201,15 @@ void check_room_for_scales(const GroupState& group, Quantize quantize, std::size
 }  // namespace
 
 void check_rows(const GroupState& group, const ConstTensorView& x, std::int64_t tokens,
-                const AnyDispatchOptions& options) {
+                const AnyDispatchOptions& options, const HandleState* cached) {
   require(
       group.shape.max_tokens > 0, Code::invalid_argument,
       "SHOAL-N578: dispatch: this group was made without normal mode (GroupOptions.max_tokens is "
       "0)");
   const Quantize quantize = options.quantize;
   const bool encoded = quantize != Quantize::none;
-  check_format(group, "dispatch", quantize, options.global_scale);
+  const bool expert_major = cached != nullptr ? cached->expert_alignment > 0 : options.expert_major;
+  check_format(group, "dispatch", quantize, options.global_scale, expert_major);
   const bool opaque = x.rank == 2 && (x.dtype == DataType::int8 || x.dtype == DataType::uint8);
   const std::int64_t columns = opaque && !encoded ? x.shape[1] : group.shape.hidden;
   if (encoded)

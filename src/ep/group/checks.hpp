@@ -29,9 +29,9 @@ void check_route_options(const GroupState& group, std::int64_t tokens, const Rou
 /// fields are copies for the caller.
 void check_routing(const GroupState& group, const Routing& routing);
 void check_launch(const GroupState& group, const char* call, const Launch& launch);
+/// `cached`, here and below: the handle whose layout is reused, if any.
 void check_rows(const GroupState& group, const ConstTensorView& x, std::int64_t tokens,
-                const AnyDispatchOptions& options);
-/// `cached`: the handle whose layout is reused, if any.
+                const AnyDispatchOptions& options, const HandleState* cached = nullptr);
 void check_dispatch_options(const GroupState& group, const ConstTensorView& x,
                             const AnyDispatchOptions& options, const HandleState* cached = nullptr);
 void check_combine(const GroupState& group, const ConstTensorView& y, const HandleState& handle,
@@ -41,8 +41,8 @@ void check_combine(const GroupState& group, const ConstTensorView& y, const Hand
 void check_room_for_encoded(const GroupState& group, Quantize quantize, const ConstTensorView& y,
                             std::int64_t rows, std::size_t room);
 void check_low_latency_mode(const GroupState& group, const char* call);
-/// LowLatencyDispatchOptions.global_scale, where the host can read it.
-void check_global_scale(const char* call, float scale);
+/// The values of global_scale, where the host can read them.
+void check_global_scale(const char* call, const ConstTensorView& scale);
 void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& x,
                                 const ConstTensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options);

@@ -7,6 +7,7 @@
 // and the notices have the global scale.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -183,10 +184,39 @@ constexpr std::size_t most_scale_bytes(const Shape& shape) {
   return bytes;
 }
 
+/// True if each expert has a global scale of its own.
+template <typename Options>
+bool has_scale_per_expert(const Options& options) {
+  return options.global_scale.defined() && options.global_scale.shape[0] > 1;
+}
 /// The global scale of the options of a call with host tensors, 1 without one.
 template <typename Options>
-float global_scale_of(const Options& options) {
-  return options.global_scale.defined() ? *options.global_scale.template as<float>() : 1.0F;
+float global_scale_of(const Options& options, std::int64_t expert = 0) {
+  if (!options.global_scale.defined()) return 1.0F;
+  return options.global_scale.template as<float>()[has_scale_per_expert(options) ? expert : 0];
+}
+
+/// Ranks compare a hash of the global scales of all experts: folded_hash of the sum of these, in
+/// any order. `bits` are those of the float32.
+SHOAL_HOST_DEVICE constexpr std::uint32_t hash_of_scale(std::uint32_t expert, std::uint32_t bits) {
+  std::uint32_t hash = bits ^ (expert + 1) * 0x9e37'79b9U;
+  hash = (hash ^ hash >> 16) * 0x85eb'ca6bU;
+  hash = (hash ^ hash >> 13) * 0xc2b2'ae35U;
+  return hash ^ hash >> 16;
+}
+/// The bits of a positive, finite float32, as a single scale has.
+SHOAL_HOST_DEVICE constexpr std::uint32_t folded_hash(std::uint32_t sum) {
+  return sum % 0x7f7f'ffffU + 1;
+}
+/// The global scale that a rank announces.
+template <typename Options>
+float announced_scale_of(const Options& options) {
+  if (!has_scale_per_expert(options)) return global_scale_of(options);
+  std::uint32_t sum = 0;
+  for (std::int64_t e = 0; e < options.global_scale.shape[0]; ++e)
+    sum += hash_of_scale(static_cast<std::uint32_t>(e),
+                         std::bit_cast<std::uint32_t>(global_scale_of(options, e)));
+  return std::bit_cast<float>(folded_hash(sum));
 }
 
 /// Bytes of the codes and scales of a row in the encoding that takes most, each on multiples of 16.

@@ -32,13 +32,22 @@ Tensor scale_of_all(float value) {
 
 /// The rows that a plain dispatch received, in host memory.
 struct PlainRows {
-  Tensor x, source_token, topk_weights;
+  Tensor x, source_token, topk_weights, topk_idx;
   std::int64_t count;
+  /// Of the format, for each expert of all ranks or, alone, for all of them.
+  std::vector<float> scales{kGlobalScale};
+  std::int64_t first_expert = 0;  ///< of this rank
+
+  float scale_of(std::int64_t row) const {
+    if (scales.size() == 1) return scales[0];
+    return scales[static_cast<std::size_t>(first_expert + topk_idx.as<std::int64_t>()[row])];
+  }
 };
 
 void check_row(ep::Quantize quantize, const TensorView& x, const TensorView& scales,
-               const TensorView& words, std::int64_t row, std::span<const std::uint16_t> plain) {
-  const ep::EncodedRow wanted(quantize, plain);
+               const TensorView& words, std::int64_t row, std::span<const std::uint16_t> plain,
+               float global) {
+  const ep::EncodedRow wanted(quantize, plain, global);
   const auto at = [row](const TensorView& tensor) {
     return static_cast<const std::byte*>(tensor.data) +
            row * tensor.strides[0] * static_cast<std::int64_t>(size_of(tensor.dtype));
@@ -72,7 +81,34 @@ void check_rows(ep::Group& group, const EpCase& c, const TensorMover& move, ep::
   for (std::int64_t row = 0; row < plain.count; ++row)
     if (plain.source_token.as<std::int32_t>()[row] >= 0)
       check_row(quantize, x, scales, words, row,
-                {plain.x.as<std::uint16_t>() + row * c.hidden, static_cast<std::size_t>(c.hidden)});
+                {plain.x.as<std::uint16_t>() + row * c.hidden, static_cast<std::size_t>(c.hidden)},
+                plain.scale_of(row));
+}
+
+/// A global scale for each expert, where rows travel once for each.
+void check_scales_of_experts(ep::Group& group, const EpCase& c, const TensorMover& move,
+                             const Inputs& in, ep::detail::AnyDispatchOptions options,
+                             const PlainRows& plain) {
+  const Tensor x = move.upload(in.x);
+  const ep::Routing routing = group.route(move.upload(in.topk_idx));
+  Tensor scales = Tensor::empty(DataType::float32, {c.experts});
+  std::ranges::copy(plain.scales, scales.as<float>());
+  const Tensor given = move.upload(scales);
+  options.quantize = ep::Quantize::nvfp4;
+  options.global_scale = given;
+  if (!options.expert_major || c.nodes > 1) {
+    expect_error(options.expert_major ? Code::unsupported : Code::invalid_argument,
+                 "global_scale has a scale per expert, and rows",
+                 [&] { (void)ep::detail::dispatch(group, x, routing, options); });
+    return;
+  }
+  ep::Handle handle;
+  for (const bool cached : {false, true}) {
+    const ep::detail::AnyDispatched got = cached ? ep::detail::dispatch(group, x, handle, options)
+                                                 : ep::detail::dispatch(group, x, routing, options);
+    handle = got.handle;
+    check_rows(group, c, move, ep::Quantize::nvfp4, got, plain);
+  }
 }
 
 }  // namespace
@@ -92,11 +128,12 @@ int check_normal_formats(ep::Group& group, const EpCase& c, const TensorMover& m
     {
       const ep::detail::AnyDispatched got = ep::detail::dispatch(group, given, routing, options);
       plain = {move.download(got.x), move.download(got.source_token),
-               move.download(got.topk_weights), got.x.shape[0]};
+               move.download(got.topk_weights), move.download(got.topk_idx), got.x.shape[0]};
       // The download of a host tensor is a view.
       if (plain.x.owner == nullptr)
-        plain = {got.x, got.source_token, got.topk_weights, got.x.shape[0]};
+        plain = {got.x, got.source_token, got.topk_weights, got.topk_idx, got.x.shape[0]};
     }
+    plain.first_expert = c.first_of(group.team().my_pe());
     options.copy_out = false;
     for (const ep::Quantize quantize : quantizations_for(c.hidden)) {
       if (quantize == ep::Quantize::none) continue;
@@ -113,6 +150,11 @@ int check_normal_formats(ep::Group& group, const EpCase& c, const TensorMover& m
         check_rows(group, c, move, quantize, got, plain);
       }
     }
+    if (c.hidden % 64 != 0 || c.experts < 2) continue;
+    for (std::int32_t e = 0; e < c.experts; ++e)
+      plain.scales.push_back(kGlobalScale * (1 + static_cast<float>(e * 5 % 7) / 3));
+    plain.scales.erase(plain.scales.begin());
+    check_scales_of_experts(group, c, move, in, options, plain);
   }
   return layouts;
 }
@@ -135,6 +177,21 @@ void check_refused_formats(ep::Group& group, const EpCase& c, const TensorMover&
   using enum ep::Quantize;
   refused(Code::mismatch, "call different operations", me == 0 ? fp8 : mxfp8, 1);
   refused(Code::mismatch, "call different operations", nvfp4, me == 0 ? 2 : 3);
+  const auto refused_by_expert = [&](Code code, const char* text, float last) {
+    Tensor scales = Tensor::empty(DataType::float32, {c.experts});
+    std::fill_n(scales.as<float>(), c.experts, 3.0F);
+    scales.as<float>()[c.experts - 1] = last;
+    const Tensor global = move.upload(scales);
+    expect_error(code, text, [&] {
+      (void)group.dispatch_expert_major(x, routing, {.quantize = nvfp4, .global_scale = global});
+      group.synchronize();
+    });
+    shoal::sync(group.team());
+  };
+  if (c.nodes == 1) {
+    refused_by_expert(Code::mismatch, "call different operations", me == 0 ? 2 : 3);
+    refused_by_expert(Code::invalid_argument, "global_scale is -1", -1);
+  }
   for (const float bad : {0.0F, -1.0F, std::numeric_limits<float>::infinity(),
                           std::numeric_limits<float>::quiet_NaN()})
     refused(Code::invalid_argument, "global_scale", nvfp4, bad);

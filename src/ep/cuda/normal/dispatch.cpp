@@ -52,14 +52,17 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       !call.options.copy_out || !group_.captures(), Code::invalid_argument,
       "SHOAL-N536: dispatch: DispatchOptions.copy_out on a captured stream: the memory of results "
       "must outlive the graph; use the result where it lies");
-  require(
-      call.expert_alignment() == 0 || internode_ != nullptr ||
-          fits_with_table(staged_row_bytes(call), static_cast<std::uint32_t>(call.scale_bytes()),
-                          limits_, table_bytes(call)),
-      Code::unsupported,
-      "SHOAL-N555: dispatch: an expert-major layout with {} experts and rows of {} bytes: 4 "
-      "bytes an expert and two rows must fit into {} bytes of a GPU's shared memory",
-      state_.shape.experts, staged_row_bytes(call) + call.scale_bytes(), limits_.shared_bytes);
+  require(call.expert_alignment() == 0 || internode_ != nullptr ||
+              fits_with_table(staged_row_bytes(call), staged_scale_bytes(call), limits_,
+                              table_bytes(call)),
+          Code::unsupported,
+          "SHOAL-N555: dispatch: an expert-major layout with {} experts and rows of {} bytes: 4 "
+          "bytes an expert and two rows must fit into {} bytes of a GPU's shared memory",
+          state_.shape.experts, staged_row_bytes(call) + call.scale_bytes(), limits_.shared_bytes);
+  require(!detail::has_scale_per_expert(call.options) || encodes_while_sending(call),
+          Code::unsupported,
+          "SHOAL-N592: dispatch: global_scale has a scale per expert, which takes a GPU with bulk "
+          "copies (sm_90 or later) and shared memory for two rows; allowed here: float32 [1]");
   require(
       internode_ == nullptr || region_rows(call) < kMaxDeviceTokens, Code::unsupported,
       "SHOAL-N566: dispatch: a result of {} rows between nodes; at most {} "
@@ -67,12 +70,18 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       [&] { return region_rows(call); }, kMaxDeviceTokens - 1);
 }
 
+/// Bytes beside a row of x as the kernel loads it.
+std::uint32_t Normal::staged_scale_bytes(const detail::DispatchCall& call) {
+  const auto bytes = static_cast<std::uint32_t>(call.scale_bytes());
+  if (!detail::has_scale_per_expert(call.options)) return bytes;
+  return static_cast<std::uint32_t>(call.row_bytes() + align_up(bytes, 16));
+}
+
 /// True if the kernel that sends rows encodes them, which needs two in shared memory.
 bool Normal::encodes_while_sending(const detail::DispatchCall& call) const {
   return call.encodes() && internode_ == nullptr && limits_.bulk_copies &&
          fits_with_table(static_cast<std::uint32_t>(call.given_row_bytes()),
-                         static_cast<std::uint32_t>(call.scale_bytes()), limits_,
-                         table_bytes(call));
+                         staged_scale_bytes(call), limits_, table_bytes(call));
 }
 
 /// Bytes of a row of x as the kernel loads it.
@@ -122,6 +131,7 @@ NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
   params.quantize = static_cast<std::uint32_t>(call.options.quantize);
   params.encodes = encodes_while_sending(call) ? 1 : 0;
   params.global_scale = group_.elements<float>(call.options.global_scale);
+  params.by_expert = detail::has_scale_per_expert(call.options) ? 1 : 0;
   params.tokens = static_cast<std::int32_t>(routing.tokens);
   params.copies_per_token = std::min(shape.top_k, shape.ranks);
   params.copies = routing.arrays.copies;
@@ -177,10 +187,9 @@ detail::AnyDispatched Normal::dispatch(const detail::DispatchCall& call) {
     if (region == nullptr) detail::fail_no_room(state_, state_.world_pe(state_.me), rows);
   };
   if (group_.captures()) require_room();
-  const NormalPlan plan =
-      plan_dispatch(sms(launch), staged_row_bytes(call),
-                    static_cast<std::uint32_t>(call.scale_bytes()), limits_, table_bytes(call),
-                    encodes_while_sending(call) ? static_cast<std::uint32_t>(call.row_bytes()) : 0);
+  const NormalPlan plan = plan_dispatch(
+      sms(launch), staged_row_bytes(call), staged_scale_bytes(call), limits_, table_bytes(call),
+      encodes_while_sending(call) ? static_cast<std::uint32_t>(call.row_bytes()) : 0);
   NormalDispatch params = dispatch_parameters(call, routing, *handle, region.get(), rows, plan);
   if (call.encodes() && !encodes_while_sending(call)) encode_rows(call, params, on);
   ++state_.epoch;

@@ -17,7 +17,8 @@
 // 38a38396): BF16 814 us, 335 GB/s on each GPU's link, where bare copies reach 340; FP8 434 us, 370
 // GB/s logical (docs/decisions/combine-pulls.md).
 //
-// With kEncodes the warp encodes a row in shared memory, in place, before it stores it.
+// With kEncodes the warp encodes a row in shared memory, in place, before it stores it; with
+// kByExpert once for each top-k slot, beside the row, with the global scale of the slot's expert.
 #include "ep/cuda/device/tma.cuh"
 #include "ep/cuda/normal/device/dispatch_records.cuh"
 #include "ep/cuda/normal/device/dispatch_targets.cuh"
@@ -45,7 +46,7 @@ __device__ std::uint32_t bulk_scale_bytes(const NormalDispatch& params) {
 #if __CUDA_ARCH__ >= 900
 /// The rows of one warp that are being loaded: a ring of stages in shared memory. Token numbers are
 /// taken two items ahead, so that no warp waits for them.
-template <bool kExpertMajor, bool kEncodes>
+template <bool kExpertMajor, bool kEncodes, bool kByExpert>
 class RowRing {
  public:
   __device__ RowRing(const NormalDispatch& params, std::byte* shared, std::uint32_t bulk_scales)
@@ -88,11 +89,12 @@ class RowRing {
 
   __device__ bool empty() const { return sent_ == loaded_; }
   __device__ const DispatchToken& front() const { return tokens_[0]; }
-  /// Waits for the row of front(). Its scales lie NormalDispatch::x_row_bytes after it.
-  __device__ const std::byte* await() {
+  /// Waits for the row of front(). Its scales lie NormalDispatch::x_row_bytes after it; with
+  /// kByExpert there is room for a row in the format, then for its scales.
+  __device__ std::byte* await() {
     barrier_wait(&barriers_[sent_ % params_.stages], (sent_ / params_.stages) & 1);
     std::byte* const stage = stages_ + (sent_ % params_.stages) * params_.stage_bytes;
-    if constexpr (kEncodes) {
+    if constexpr (kEncodes && !kByExpert) {
       encode_row(static_cast<Quantize>(params_.quantize), stage, stage, stage + params_.x_row_bytes,
                  params_.x_row_bytes / 2, params_.global_scale);
       ptx::fence_proxy_async();
@@ -118,6 +120,34 @@ class RowRing {
   std::uint32_t upcoming_ = 0, loaded_ = 0, sent_ = 0;
   DispatchToken tokens_[kMaxStages];
 };
+
+/// Expert-major, with a global scale for each expert: encodes the row at `stage` for one top-k slot
+/// after another, stores it and writes its record.
+__device__ void send_row_by_expert(const NormalDispatch& params, const detail::SideRecord& record,
+                                   const DispatchTargets& targets, const std::int32_t* expert_rows,
+                                   const DispatchToken& token, std::byte* stage,
+                                   std::uint32_t bulk_scales) {
+  const TopkSlotTarget target = topk_slot_target(params, record, targets, expert_rows, token);
+  std::byte* const codes = stage + params.x_row_bytes;
+  std::byte* const scales = codes + params.row_bytes;
+  for (std::uint32_t left = __ballot_sync(~0u, target.row != nullptr); left != 0;
+       left &= left - 1) {
+    const auto slot = static_cast<std::uint32_t>(__ffs(left) - 1);
+    const std::int32_t expert = __shfl_sync(~0u, token.expert, slot);
+    encode_row<Quantize::nvfp4>(stage, codes, scales, params.x_row_bytes / 2,
+                                __ldg(params.global_scale + expert));
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane_id() == slot) {
+      bulk_store(target.row, codes, params.row_bytes);
+      bulk_store(target.record, scales, bulk_scales);
+    }
+    bulk_commit();
+    bulk_wait_read<0>();  // the next slot overwrites the codes
+    __syncwarp();
+  }
+  write_topk_slot_records(params, record, target, token);
+}
 
 /// Stores a row that has been loaded, with the scales after it, at each of its targets, and writes
 /// their records.
@@ -200,10 +230,29 @@ __device__ void send_row(const NormalDispatch& params, const detail::SideRecord&
 }
 #endif
 
+/// announced_scale of the scales of all experts: their hash, or one that cannot be used. The block
+/// calls.
+__device__ std::uint32_t announced_scales(const NormalDispatch& params) {
+  __shared__ std::uint32_t sum, bad, bad_bits;
+  if (threadIdx.x == 0) sum = bad = bad_bits = 0;
+  __syncthreads();
+  for (std::int32_t e = threadIdx.x; e < params.group.experts; e += blockDim.x) {
+    const std::uint32_t bits = __float_as_uint(params.global_scale[e]);
+    atomicAdd(&sum, detail::hash_of_scale(e, bits));
+    if (bits != 0 && bits < numeric::kInfinityBits) continue;
+    atomicAdd(&bad, 1u);
+    atomicMax(&bad_bits, bits);
+  }
+  __syncthreads();
+  return bad != 0 ? bad_bits : detail::folded_hash(sum);
+}
+
 /// The leader publishes this rank's counts and the region that it grants to the others.
-template <bool kExpertMajor>
+template <bool kExpertMajor, bool kByExpert>
 __device__ void announce(const NormalDispatch& params, std::uint64_t epoch,
                          detail::DeviceNotice& notice) {
+  std::uint32_t scale = 0;
+  if constexpr (kByExpert) scale = announced_scales(params);
   if (threadIdx.x == 0)
     notice = {params.region,
               detail::kNoRoom,
@@ -218,7 +267,7 @@ __device__ void announce(const NormalDispatch& params, std::uint64_t epoch,
               gridDim.x,
               kExpertMajor ? params.expert_alignment : 0,
               params.quantize,
-              announced_scale(params)};
+              kByExpert ? scale : announced_scale(params)};
   __syncthreads();
   publish_notice<kExpertMajor>(params.group, epoch, notice,
                                params.cached ? nullptr : params.routing.rank_counts,
@@ -226,7 +275,7 @@ __device__ void announce(const NormalDispatch& params, std::uint64_t epoch,
 }
 
 // Profiling scripts written for DeepEP find the kernel by this name.
-template <bool kExpertMajor, bool kEncodes>
+template <bool kExpertMajor, bool kEncodes, bool kByExpert = false>
 __global__ void __launch_bounds__(512, 1)
     dispatch_impl(const __grid_constant__ NormalDispatch params) {
   std::byte* const shared = ptx::dynamic_shared();
@@ -243,14 +292,14 @@ __global__ void __launch_bounds__(512, 1)
 
   if (leader) {
     if (threadIdx.x == 0) note_start(group, KernelKind::normal, epoch, RecordedOperation::dispatch);
-    announce<kExpertMajor>(params, epoch, targets.notice);
+    announce<kExpertMajor, kByExpert>(params, epoch, targets.notice);
     if (group.record != nullptr && threadIdx.x == blockDim.x - 1)
       add_last_launch(group, KernelKind::normal, epoch);
   }
 
 #if __CUDA_ARCH__ >= 900
   // Rows are loaded while the counts are on their way.
-  RowRing<kExpertMajor, kEncodes> ring(params, shared, bulk_scales);
+  RowRing<kExpertMajor, kEncodes, kByExpert> ring(params, shared, bulk_scales);
   for (std::uint32_t s = 0; s + 1 < params.stages; ++s) ring.load();
 #endif
 
@@ -262,9 +311,12 @@ __global__ void __launch_bounds__(512, 1)
 
 #if __CUDA_ARCH__ >= 900
   for (; !ring.empty(); ring.pop()) {
-    const std::byte* const row = ring.await();
+    std::byte* const row = ring.await();
     if (!good) continue;  // loads must not write shared memory after the block has ended
-    send_row<kExpertMajor>(params, record, targets, expert_rows, ring.front(), row, bulk_scales);
+    if constexpr (kByExpert)
+      send_row_by_expert(params, record, targets, expert_rows, ring.front(), row, bulk_scales);
+    else
+      send_row<kExpertMajor>(params, record, targets, expert_rows, ring.front(), row, bulk_scales);
     // Frees the stage of the previous row.
     bulk_wait_read<1>();
     __syncwarp();
@@ -299,7 +351,9 @@ __global__ void __launch_bounds__(512, 1)
 void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan,
                             cudaStream_t stream) {
   const bool expert_major = params.expert_alignment > 0;
-  if (params.encodes != 0)
+  if (params.by_expert != 0)
+    launch(dispatch_impl<true, true, true>, params, plan, stream);
+  else if (params.encodes != 0)
     launch(expert_major ? dispatch_impl<true, true> : dispatch_impl<false, true>, params, plan,
            stream);
   else
@@ -308,8 +362,9 @@ void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan
 }
 
 void preload_normal_dispatch(int shared_bytes) {
-  for (const auto kernel : {dispatch_impl<false, false>, dispatch_impl<true, false>,
-                            dispatch_impl<false, true>, dispatch_impl<true, true>}) {
+  for (const auto kernel :
+       {dispatch_impl<false, false>, dispatch_impl<true, false>, dispatch_impl<false, true>,
+        dispatch_impl<true, true>, dispatch_impl<true, true, true>}) {
     cudaFuncAttributes attributes;
     (void)cudaFuncGetAttributes(&attributes, kernel);
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

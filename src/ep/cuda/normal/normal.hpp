@@ -75,6 +75,7 @@ class Normal final : public detail::NormalMode {
   std::uint32_t table_bytes(const detail::DispatchCall& call) const;
   bool encodes_while_sending(const detail::DispatchCall& call) const;
   std::uint32_t staged_row_bytes(const detail::DispatchCall& call) const;
+  static std::uint32_t staged_scale_bytes(const detail::DispatchCall& call);
   void encode_rows(const detail::DispatchCall& call, NormalDispatch& params, cudaStream_t on);
   void check_dispatch(const detail::DispatchCall& call) const;
   std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);

@@ -98,7 +98,7 @@ detail::AnyDispatched StagedNormal::dispatch(const detail::DispatchCall& given) 
                scales = call.fetch(given.options.scales),
                global = call.fetch(given.options.global_scale);
   call.fetched();
-  if (global.defined()) detail::check_global_scale("dispatch", *global.as<float>());
+  if (global.defined()) detail::check_global_scale("dispatch", global);
   detail::AnyDispatchOptions options = given.options;
   options.weights = weights;
   options.scales = scales;
@@ -278,7 +278,7 @@ std::shared_ptr<PendingDispatchState> StagedLowLatency::dispatch(
   pending->tokens_per_expert = call.place_for(given.tokens_per_expert);
   pending->wait_ns = call.place_for(given.wait_ns);
   call.fetched();
-  if (global.defined()) detail::check_global_scale("low_latency_dispatch", *global.as<float>());
+  if (global.defined()) detail::check_global_scale("low_latency_dispatch", global);
   LowLatencyDispatchOptions options = given;
   options.weights = weights;
   options.global_scale = global;

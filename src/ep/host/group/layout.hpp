@@ -47,7 +47,7 @@ struct NormalNotice {
   std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: rank-major
   std::uint32_t also_rank_major;   ///< of an expert-major dispatch
   std::uint32_t quantize;          ///< dispatch: Quantize
-  float global_scale;              ///< of nvfp4
+  float global_scale;              ///< of nvfp4: announced_scale_of
   std::uint32_t unsummed;          ///< of a combine between nodes: CombineOptions::unsummed
   /// Epochs of the last low-latency operations that the rank had sent before.
   std::uint64_t dispatches_sent, combines_sent;

@@ -9,6 +9,7 @@
 // flushed, so a receiver that acquires it sees the rows.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "ep/host/normal/forward.hpp"
 #include "ep/host/normal/side_payload.hpp"
@@ -44,15 +45,16 @@ class Scatter final : public LocalWork {
     next_ = std::min(next_ + tokens, call_.routing->tokens);
     group_.workers.for_ranges(next_ - first, [&](std::int64_t from, std::int64_t to) {
       OwnTokens tokens_here(call_);
-      for (std::int64_t token = first + from; token < first + to; ++token)
-        send(token, tokens_here.token(token));
+      for (std::int64_t token = first + from; token < first + to; ++token) send(token, tokens_here);
     });
     return next_ > first;
   }
   bool done() const override { return next_ == call_.routing->tokens; }
 
  private:
-  void send(std::int64_t token, const OwnToken& own) const {
+  void send(std::int64_t token, OwnTokens& tokens) const {
+    const OwnToken own = tokens.token(token);
+    const bool by_expert = detail::has_scale_per_expert(call_.options);
     void* rows[kMaxTopK];
     std::size_t count = 0;
     const std::size_t row_bytes = call_.row_bytes();
@@ -64,6 +66,10 @@ class Scatter final : public LocalWork {
       for (const TopkRow& at : TopkRows(*plan_.handle, token)) {
         if (!group_.state.nodes.here(at.rank)) continue;
         row_at(at.rank, at.row);
+        if (by_expert) {
+          tokens.encode(token, side.experts[static_cast<std::size_t>(at.topk_slot)]);
+          scatter_row({rows, std::exchange(count, 0)}, own.row, row_bytes, store_);
+        }
         side_.write_expert_major(side, at.topk_slot, plan_.target[at.rank], plan_.layout[at.rank],
                                  at.row);
       }

@@ -285,7 +285,7 @@ DispatchPlan notify(HostGroup& group, const DispatchCall& call) {
   notice.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
   notice.also_rank_major = call.options.also_rank_major;
   notice.quantize = static_cast<std::uint32_t>(call.options.quantize);
-  notice.global_scale = detail::global_scale_of(call.options);
+  notice.global_scale = detail::announced_scale_of(call.options);
 
   const Step step{"dispatch", shoal::detail::Activity::dispatch, ++group.state.epoch, "notify",
                   "its counts"};

@@ -93,7 +93,7 @@ class OwnTokens {
       floats_.resize(static_cast<std::size_t>(call.scale_elements()));
   }
 
-  /// Valid until the next call.
+  /// Valid until the next call. Without its row and scales where has_scale_per_expert.
   OwnToken token(std::int64_t token) {
     const ConstTensorView& scales = call_.options.scales;
     OwnToken own{
@@ -105,19 +105,24 @@ class OwnTokens {
          scales.defined() ? scales.strides[1] : 0},
         static_cast<const std::byte*>(call_.x.data) + token * call_.given_row_bytes()};
     if (!call_.encodes() || call_.routing->copies_of(token).empty()) return own;
-    encode(reinterpret_cast<const std::uint16_t*>(own.row));
-    own.row = encoded_.data();
     own.side.scales = reinterpret_cast<const std::uint32_t*>(encoded_.data() + scales_at_);
     own.side.scale_stride = 1;
+    if (!detail::has_scale_per_expert(call_.options)) encode(token, 0);
+    own.row = encoded_.data();
     return own;
   }
 
+  /// Puts the row and the scales of the last token in the form of those for an expert.
+  void encode(std::int64_t token, std::int64_t expert) {
+    encode(static_cast<const std::uint16_t*>(call_.x.data) + token * call_.x.shape[1],
+           detail::global_scale_of(call_.options, expert));
+  }
+
  private:
-  void encode(const std::uint16_t* row) {
+  void encode(const std::uint16_t* row, float global) {
     const detail::AnyDispatchOptions& options = call_.options;
     std::byte* const scales = encoded_.data() + scales_at_;
-    encode_row(options.quantize, detail::global_scale_of(options),
-               reinterpret_cast<std::uint8_t*>(encoded_.data()),
+    encode_row(options.quantize, global, reinterpret_cast<std::uint8_t*>(encoded_.data()),
                floats_.empty() ? scales : reinterpret_cast<std::byte*>(floats_.data()), row,
                static_cast<std::size_t>(call_.x.shape[1]));
     for (std::size_t group = 0; group < floats_.size(); ++group)

@@ -111,6 +111,7 @@ struct NormalDispatch {
   std::uint32_t quantize;     ///< Quantize
   std::uint32_t encodes;      ///< not 0: x is bfloat16, which this kernel encodes
   const float* global_scale;  ///< of nvfp4; nullptr: 1
+  std::uint32_t by_expert;    ///< not 0: global_scale has one for each expert; with `encodes`
   std::int32_t tokens, copies_per_token;
   const std::int32_t* copies;
   std::uint32_t write_indices;            ///< 0 with a cached handle
