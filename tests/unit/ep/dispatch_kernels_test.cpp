@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dispatch of normal mode with bulk copies on a fake GPU: expert-major rows of one rank in every
-// format, also with a global scale for each expert, bit by bit.
+// The dispatch of normal mode with bulk copies on a fake GPU: expert-major rows of one rank in
+// every format, also with a global scale for each expert, bit by bit.
 // @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
 //
