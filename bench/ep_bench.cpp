@@ -64,9 +64,8 @@ class EpBench {
             {group_.max_local_experts(), world.n_pes() * shape.low_latency_tokens, shape.hidden})),
         output_(Tensor::empty(DataType::bfloat16,
                               {std::max(shape.tokens, shape.low_latency_tokens), shape.hidden})),
-        rows_(Tensor::empty(DataType::bfloat16,
-                            {std::max(shape.tokens / shape.top_k, shape.low_latency_tokens),
-                             shape.top_k, shape.hidden})) {
+        rows_(Tensor::empty(DataType::bfloat16, {std::max(shape.tokens, shape.low_latency_tokens),
+                                                 shape.top_k, shape.hidden})) {
     group_.warmup();
   }
 

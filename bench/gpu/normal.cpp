@@ -274,8 +274,8 @@ class NormalBench {
     time_expert_major(alone);
   }
 
-  /// Combines of expert-major rows, their sums and the rows themselves, of so many tokens that there
-  /// are about as many rows as in the other operations.
+  /// Combines of expert-major rows, their sums and the rows themselves, of so many tokens that
+  /// there are about as many rows as in the other operations.
   template <class Alone>
   void time_expert_major(const Alone& alone) {
     const std::int64_t tokens = point_.tokens / shape_.top_k;
