@@ -139,6 +139,27 @@ TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
       GetParam().kernels);
 }
 
+TEST_P(EpGpuNodes, UnsummedRowsMatchTheReferenceOrAreRefused) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = grid_case(GetParam(), 8);
+  run_group(
+      c,
+      [&](GpuGroup& owner) {
+        EpCase few = c;
+        few.max_tokens = c.max_tokens / 4;
+        const auto round = [&](bool unsummed) {
+          check_expert_major(owner.group, few, {.alignment = 4, .unsummed = unsummed},
+                             mover(owner));
+        };
+        if (GetParam().kernels)
+          expect_error(Code::invalid_argument, "several NVLink domains", [&] { round(true); });
+        else
+          round(true);
+        round(false);
+      },
+      DataType::bfloat16, GetParam().kernels);
+}
+
 TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = grid_case({4, 2}, 7);
