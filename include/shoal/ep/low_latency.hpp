@@ -151,9 +151,9 @@ struct LowLatencyCombineOptions {
   bool zero_copy = false;
   Reduction reduction = Reduction::automatic;
   /// true: the receive returns the expert outputs in top-k order, bfloat16 [tokens, top_k, hidden],
-  /// for an engine that sums them in another kernel. Row [t, k] is what the expert of topk_idx[t, k]
-  /// wrote to y, without a weight; with log_fmt or quantize it is the decoded row, rounded to
-  /// bfloat16. It is zero where the slot has no expert or the expert's rank is masked. On GPUs two
+  /// for an engine that sums them in another kernel. Row [t, k] is what the expert of slot k wrote
+  /// to y, without a weight; with log_fmt or quantize it is the decoded row, rounded to bfloat16.
+  /// It is zero where the slot has no expert or the expert's rank is masked. On GPUs two
   /// neighbouring NaNs of 0xffff become other NaNs.
   ///
   /// One row per (token, expert) travels, as with Reduction::exact: per_rank is
@@ -161,11 +161,12 @@ struct LowLatencyCombineOptions {
   /// be undefined.
   ///
   ///     auto arrived = group.low_latency_dispatch(x, topk_idx).receive();
-  ///     auto sent = group.low_latency_combine(y, topk_idx, {}, arrived.handle, {.unsummed = true});
+  ///     auto sent = group.low_latency_combine(y, topk_idx, {}, arrived.handle,
+  ///                                           {.unsummed = true});
   ///     shoal::Tensor rows = sent.receive();  // [tokens, top_k, hidden]
   bool unsummed = false;
-  /// bfloat16 [tokens, hidden], with `unsummed` [tokens, top_k, hidden]; optional: the memory of the
-  /// result.
+  /// bfloat16 [tokens, hidden], with `unsummed` [tokens, top_k, hidden]; optional: the memory of
+  /// the result.
   TensorView out{};
   /// int64 [R]; optional: the nanoseconds waited for each rank are added to it.
   TensorView wait_ns{};

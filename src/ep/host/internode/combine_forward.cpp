@@ -4,9 +4,9 @@
 //
 // Bytes per token and node: the sum, and top_k weights (4 B) if there are any. With
 // CombineOptions::unsummed, bytes per top-k slot: its row, as it is, and its weight. Order of
-// additions: inside a node as in combine_receive, rounded to y's dtype; then biases and the nodes in
-// the order of the last top-k slot that names each, the source's node among them, rounded once. The
-// result does not depend on the node of the source.
+// additions: inside a node as in combine_receive, rounded to y's dtype; then biases and the nodes
+// in the order of the last top-k slot that names each, the source's node among them, rounded once.
+// The result does not depend on the node of the source.
 //
 // With CombineOptions::quantize the sum of a node travels encoded, and that of the source's node
 // passes through the encoding.

@@ -75,8 +75,8 @@ class CombineRowFinder {
     }
   }
 
-  /// The row of one top-k slot, where ranks send expert outputs; nullptr: there is none, or its rank
-  /// is masked.
+  /// The row of one top-k slot, where ranks send expert outputs; nullptr: there is none, or its
+  /// rank is masked.
   const std::byte* row_of(std::int64_t token, std::int32_t topk_slot) const {
     const auto& shape = group_.state.shape;
     const std::int64_t expert = handle_.routing->experts_of(token)[topk_slot];

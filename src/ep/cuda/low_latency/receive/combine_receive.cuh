@@ -134,10 +134,8 @@ class CombineReceiver {
     return reinterpret_cast<uint4*>(group_.block[group_.me] + group_.layout.combine_rows) + row +
            chunk;
   }
-  __device__ uint4* out_row(std::int32_t token) const {
-    const std::size_t row = static_cast<std::size_t>(token) *
-                            (call_.unsummed != 0 ? static_cast<std::uint32_t>(group_.top_k) : 1u);
-    return reinterpret_cast<uint4*>(call_.out + row * call_.sizes.hidden);
+  __device__ uint4* out_row(std::int64_t row) const {
+    return reinterpret_cast<uint4*>(call_.out + static_cast<std::size_t>(row) * call_.sizes.hidden);
   }
 
   __device__ void pass() {
@@ -410,23 +408,26 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
     rank = collector.load_rank((item + blocks) / parts);
     // With statistics, one warp must have measured before other warps take the words.
     if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
+    // A compile-time choice where rows are not encoded.
+    const bool unsummed =
+        kForm == CombineRowForm::rows ? kVariant != 0 : !is_sums(kForm) && call.unsummed != 0;
+    uint4* const out =
+        collector.out_row(unsummed ? std::int64_t{token} * group.top_k : std::int64_t{token});
     if constexpr (is_encoded(kForm)) {
       const EncodedRows<encoding_of(kForm), kVariant != 0, is_sums(kForm)> rows(
           group, collector.epoch(), token_rows, collector.chunk_at(0, 0), call.sizes.hidden,
-          call.unsummed != 0);
+          unsummed);
       const std::uint32_t warps = blockDim.x / 32;
       for (std::uint32_t piece = part * warps + threadIdx.x / 32; piece < rows.pieces();
            piece += call.parts * warps)
-        rows.add_piece(piece, collector.out_row(token));
+        rows.add_piece(piece, out);
     } else if constexpr (kForm == CombineRowForm::rows) {
       add_rows<kVariant != 0 ? RowAddition::none : RowAddition::weighted, kRowsAhead>(
-          collector, call, token_rows, part, collector.out_row(token));
+          collector, call, token_rows, part, out);
     } else if (token_rows.unsummed == 0) {
-      add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows, part,
-                                               collector.out_row(token));
+      add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows, part, out);
     } else {
-      add_rows<RowAddition::by_rank, kVariant>(collector, call, token_rows, part,
-                                               collector.out_row(token));
+      add_rows<RowAddition::by_rank, kVariant>(collector, call, token_rows, part, out);
     }
   }
   collector.end();
