@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ep/plan/row_format.hpp"
 #include "gpu/bench.hpp"
 
 namespace shoal::bench::gpu {
@@ -261,13 +260,14 @@ class NormalBench {
     alone("dispatch cached", [this](std::int64_t i) { dispatch_cached(i); }, dispatch_bytes());
     const ep::Dispatched received = dispatch(0);
     alone("combine", [&](std::int64_t i) { combine(received, i); }, rows_ * combine_row());
-    for (const ep::Quantize quantize : {ep::Quantize::fp8, ep::Quantize::mxfp8}) {
+    for (const RowFormat& back : kFormats) {
+      const ep::Quantize quantize = back.quantize;
+      if (quantize != ep::Quantize::fp8 && quantize != ep::Quantize::mxfp8) continue;
       if (narrow()) break;  // the combine does not depend on the format of the dispatch
-      const std::string name = fmt::format("combine {}", ep::detail::name_of(quantize));
-      const std::size_t row = ep::detail::RowFormat(quantize).wire_bytes(shape_.hidden);
+      const std::string name = fmt::format("combine {}", back.name);
       alone(
           name.c_str(), [&](std::int64_t i) { combine(received, i, quantize); },
-          rows_ * static_cast<double>(row));
+          rows_ * static_cast<double>(shape_.hidden) * back.channel_bytes);
       check_experts(name, quantize);
     }
     time_unpack(received, alone);

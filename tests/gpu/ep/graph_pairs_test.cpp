@@ -33,9 +33,10 @@ EpCase shape(std::int32_t ranks) {
 /// Time at which the program releases the routings, results and handles that it no longer needs.
 enum class Release { after_replays, at_once, after_capture, after_capture_backwards };
 
-/// A pair of a dispatch and its combine.
-enum class Kind { normal, cached, expert_major, expanded, deferred, immediate };
-constexpr int kKinds = 6;
+/// A pair of a dispatch and its combine; encoded: a normal one whose combine sends rows in mxfp8,
+/// which holds these numbers.
+enum class Kind { normal, cached, expert_major, expanded, deferred, immediate, encoded };
+constexpr int kKinds = 7;
 
 /// Pairs of all kinds, one after another, with arrays of their own. The expert output is the
 /// received rows, so that the sums are small whole numbers.
@@ -91,7 +92,8 @@ class Pairs {
     g_.settle();
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
       const Pair& pair = pairs_[i];
-      const bool by_rank = pair.kind == Kind::normal || pair.kind == Kind::cached;
+      const bool by_rank =
+          pair.kind == Kind::normal || pair.kind == Kind::cached || pair.kind == Kind::encoded;
       const float copies = static_cast<float>(by_rank ? c_.ranks : c_.top_k);
       const Tensor got = g_.tensors.download(pair.out);
       for (std::int64_t at = 0; at < got.size(); ++at)
@@ -140,6 +142,7 @@ class Pairs {
             ep::detail::dispatch(g_.group, pair.x, handle, {{.launch = launch_}, false});
       }
       ep::CombineOptions options{.out = pair.out, .launch = launch_};
+      if (pair.kind == Kind::encoded) options.quantize = ep::Quantize::mxfp8;
       TensorView y = made.received.x;
       if (pair.kind == Kind::expanded) {
         ep::detail::unpack(g_.group, made.received, {.topk_idx = pair.topk_idx, .launch = launch_});

@@ -219,7 +219,7 @@ void give_combine_rows(HostGroup& group, const PendingCombineState& pending, con
       if (row == nullptr) {
         std::fill_n(target, hidden, std::uint16_t{0});
       } else if (is_encoded(form)) {
-        decode_combine_row(form, row, values);
+        decode_combine_row(encoding_of(form), row, values);
         for (std::int64_t c = 0; c < hidden; ++c) target[c] = numeric::to_bf16(values[c]).bits;
       } else {
         copy_row(target, row, row_bytes, store);
