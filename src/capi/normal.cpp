@@ -29,15 +29,13 @@ ep::detail::AnyDispatchOptions dispatch_options(const shoal_ep_dispatch_options*
 ep::CombineOptions combine_options(const shoal_ep_combine_options* given, const char* call) {
   const shoal_ep_combine_options defaults = SHOAL_EP_COMBINE_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_combine_options", given, defaults);
-  check_reserved("shoal_ep_combine_options", c.reserved);
   require(c.biases >= 0 && c.biases <= 2, Code::invalid_argument,
           "SHOAL-N881: {}: shoal_ep_combine_options.biases is {}; allowed: 0 to 2", call, c.biases);
-  check_reserved("shoal_ep_combine_options", c.reserved);
   ep::CombineOptions options{
       .weights = optional_view_of(c.weights, call, "shoal_ep_combine_options.weights"),
-      .unsummed = c.unsummed != 0,
       .quantize =
           enumeration(c.quantize, ep::Quantize::nvfp4, call, "shoal_ep_combine_options.quantize"),
+      .unsummed = c.unsummed != 0,
       .out = optional_view_of(c.out, call, "shoal_ep_combine_options.out"),
       .launch = launch_of(c.launch),
   };
