@@ -106,7 +106,7 @@ class StartBench {
   }
 
  private:
-  /// What the experts have written before.
+  /// The output of the experts exists before the group, as that of a model does.
   void make_low_latency_output() {
     const std::int64_t pes = peers_.count(), experts = (shape_.experts + pes - 1) / pes;
     low_latency_output_ = device_tensor(DataType::bfloat16,

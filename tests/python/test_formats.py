@@ -321,8 +321,8 @@ def combined(settings, x, **options):
 
 
 def combined_in_normal_mode(settings, x, name):
-    """The same in normal mode, and in float64 the rows of the two ranks and their largest
-    magnitudes in the channels that share a scale."""
+    """Combines in normal mode. Also returns, in float64, the rows of the two ranks and their
+    largest magnitudes in the channels that share a scale."""
     indices, weights = choices(len(x))
     options, group, _ = COMBINES[name]
 

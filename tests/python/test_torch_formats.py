@@ -72,7 +72,7 @@ def within(actual, expected, bound, least=0.0):
 
 
 def sum_bound(name, rows, factors):
-    """Of the sum of a row times each of its factors, as the rows travel."""
+    """The bound of the sum of a row times each of its factors, as the rows travel."""
     each = sum(bound_of(name, rows * factor.unsqueeze(1)) for factor in factors.unbind(dim=1))
     total = (rows * factors.sum(dim=1, keepdim=True)).abs()
     return each + ROUNDING * (total + each)

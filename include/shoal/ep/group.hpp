@@ -182,8 +182,8 @@ class Group {
   ///   buffer and its allocation stay shared until the combines that use it are complete on all
   ///   ranks, and for captured ones as long as the graph is replayed. While a rank shares more than
   ///   64 allocations, some may count as not shared;
-  /// - elsewhere: staged first (GroupOptions::combine_staging). Weights outside the group's memory
-  ///   are always staged.
+  /// - elsewhere, and on one node wherever CombineOptions::quantize is given: staged first
+  ///   (GroupOptions::combine_staging). Weights outside the group's memory are always staged.
   ///
   /// Expert-major: the rows of a token are added in ascending order of their top-k slots; rows
   /// between blocks are not read. A y outside the group's memory has at most R * max_tokens rows of
@@ -229,7 +229,8 @@ class Group {
   ///
   /// x: bfloat16 [tokens, hidden]; topk_idx as in route. Receives are made in the order of the
   /// sends, and at most two sends are open: anything else is Error{invalid_argument}. The receive
-  /// after next overwrites the rows of a result.
+  /// after next overwrites the rows of a result, on GPUs the next one if they have been released
+  /// (LowLatencyReceived).
   [[nodiscard]] PendingDispatch low_latency_dispatch(const ConstTensorView& x,
                                                      const ConstTensorView& topk_idx,
                                                      const LowLatencyDispatchOptions& options = {});

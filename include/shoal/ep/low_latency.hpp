@@ -109,8 +109,9 @@ class PendingDispatch {
   /// Error{timeout} naming the rank that is late (with mask_failed, continues without it), and
   /// Error{mismatch} when ranks passed different options.
   [[nodiscard]] LowLatencyReceived receive();
-  /// What receive() will return, so that a program can pass it on before: its rows are valid after
-  /// receive(). Until receive(), on GPUs; nullptr where a result is made when it is received.
+  /// The result that receive() will return. A program can pass it on before; its rows are valid
+  /// after receive(). nullptr after receive(), and in groups that make a result when it is received:
+  /// those in host memory, and those that stage rows there.
   [[nodiscard]] const LowLatencyReceived* result() const noexcept;
 
  private:

@@ -268,7 +268,7 @@ struct CombineOptions {
   /// sums them in another kernel: the bits that the slot's expert wrote to y, or zeros without one.
   /// Expert-major handles only, since rows of the others are summed at their rank:
   /// Error{invalid_argument}. The same on all ranks where they are on several nodes, else
-  /// Error{mismatch}. On GPUs for groups in one NVLink domain.
+  /// Error{mismatch}. Not where kernels send between NVLink domains.
   ///
   ///     shoal::ep::ExpertMajorDispatched got = group.dispatch_expert_major(x, routing);
   ///     shoal::Tensor rows = group.combine(got.x, got.handle, {.unsummed = true}).x;

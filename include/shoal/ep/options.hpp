@@ -74,7 +74,8 @@ struct GroupOptions {
   std::int32_t threads = 0;
   /// Whether combine takes a y outside the symmetric heap, which needs room for a copy: on GPUs,
   /// real memory of ranks * max_tokens rows. Without it such a y is Error{invalid_argument}, unless
-  /// it lies in a shared buffer (SymmetricHeap::share_buffer).
+  /// it lies in a shared buffer (SymmetricHeap::share_buffer). CombineOptions::quantize needs the
+  /// room on one node wherever y lies.
   bool combine_staging = true;
   /// Between nodes, normal mode: bytes of a chunk; 0: SHOAL_EP_CHUNK.
   std::int64_t chunk_bytes = 0;

@@ -294,7 +294,8 @@ void bind_calls(nb::class_<Group>& group) {
               "def low_latency_combine(self, y: A, topk_idx: shoal.typing.SupportsDLPack, "
               "topk_weights: shoal.typing.SupportsDLPack | None, handle: LowLatencyHandle, *, "
               "log_fmt: bool = False, quantize: str = 'none', zero_copy: bool = False, reduction: "
-              "str = 'automatic', unsummed: bool = False, out: shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
+              "str = 'automatic', unsummed: bool = False, out: shoal.typing.SupportsDLPack | None "
+              "= None, dtype: shoal.typing.DType | None = None, "
               "wait_ns: shoal.typing.SupportsDLPack | None = None, defer_receive: bool = True, "
               "stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | None = None, "
               "done: shoal.typing.Event | None = None, sms: int = 0) -> PendingCombine[A]"),

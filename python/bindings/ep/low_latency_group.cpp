@@ -71,7 +71,7 @@ ep::PendingDispatch LowLatencyGroup::send_empty(std::size_t form) {
                                       nothing(DataType::int64, options_.top_k), options);
 }
 
-/// Without an order of streams: only a receive fills the tensor.
+/// The tensor has no order of streams, because only a receive fills it.
 nb::object LowLatencyGroup::tensor(Tensor of) const {
   const Group& owner = nb::cast<Group&>(owner_);
   return from_dlpack_(output(keep_heap(std::move(of), owner.keeper), kReady));

@@ -96,7 +96,7 @@ class LowLatencyGroup {
   /// Where results do not say it before they are received: those of even and odd dispatches.
   std::array<std::array<Arrays, 2>, kForms> in_turn_;
   bool known_ = false;  ///< pending dispatches know their results
-  /// Those seen, by the addresses of rows and counts.
+  /// The arrays of each result so far, by the addresses of rows and counts.
   std::array<std::vector<Arrays>, kForms> seen_;
   Tensor last_rows_;  ///< of the last dispatch in another form: the next result lies elsewhere
   TensorView combine_buffer_;

@@ -76,7 +76,7 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
   return to_python(self, library_of(x), std::move(result), options.dispatch.launch.stream);
 }
 
-/// What Group::unpack reads.
+/// The fields that Group::unpack reads.
 ep::detail::AnyDispatched untyped(const Dispatched& received) {
   ep::detail::AnyDispatched any;
   any.x = received.x.tensor();

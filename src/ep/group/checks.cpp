@@ -46,6 +46,9 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
           "SHOAL-N572: {}: {} has no data", call, name);
 }
 
+/// Kernels write tiles in words, and products read them in vectors of 16 bytes.
+constexpr std::uintptr_t kTileAlignment = 16;
+
 void check_tiles(const GroupState& group, const char* call, const char* name,
                  const ConstTensorView& tiles, const ConstTensorView& words, std::int64_t rows) {
   require(words.dtype == DataType::int32, Code::invalid_argument,
@@ -55,6 +58,10 @@ void check_tiles(const GroupState& group, const char* call, const char* name,
   check_tensor(group, call, name, tiles,
                {(rows + kTileRows - 1) / kTileRows, words.shape[1], kTileRows * 4},
                {DataType::uint8, DataType::float8_e4m3});
+  const auto address = reinterpret_cast<std::uintptr_t>(tiles.data);
+  require(address % kTileAlignment == 0, Code::invalid_argument,
+          "SHOAL-N573: {}: {} starts at {:#x}; tiles start at a multiple of {} bytes", call, name,
+          address, kTileAlignment);
 }
 
 void check_row_address(const char* call, const char* name, const ConstTensorView& rows) {

@@ -19,7 +19,7 @@ enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
 /// then scales as Quantize has them. Normal mode has no log_fmt.
 enum class CombineEncoding : std::uint32_t { bfloat16, log_fmt, fp8, mxfp8 };
 
-/// That of `quantize`: none, fp8 or mxfp8.
+/// Returns the encoding that `quantize` names: none, fp8 or mxfp8.
 SHOAL_HOST_DEVICE constexpr CombineEncoding encoding_of(Quantize quantize) {
   return quantize == Quantize::fp8     ? CombineEncoding::fp8
          : quantize == Quantize::mxfp8 ? CombineEncoding::mxfp8

@@ -34,7 +34,7 @@ Tensor scale_of_all(float value) {
 struct PlainRows {
   Tensor x, source_token, topk_weights, topk_idx;
   std::int64_t count;
-  /// Of the format, for each expert of all ranks or, alone, for all of them.
+  /// The global scales of the format: one for each expert of all ranks, or one for all of them.
   std::vector<float> scales{kGlobalScale};
   std::int64_t first_expert = 0;  ///< of this rank
 

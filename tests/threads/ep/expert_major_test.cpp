@@ -141,6 +141,13 @@ TEST(EpExpertMajorMode, TilesThatDoNotFitAreRefused) {
         refused("hold scales of one byte, four to an int32; the scales are float32",
                 group.dispatch_expert_major(in.x, routing, {.scales = floats, .alignment = 128}),
                 3);
+        const auto received =
+            group.dispatch_expert_major(in.x, routing, {.scales = words, .alignment = 128});
+        const std::int64_t tile_count = (received.x.shape[0] + 127) / 128;
+        Tensor apart = Tensor::empty(DataType::uint8, {tile_count * 3 * 512 + 16});
+        TensorView shifted(apart.as<std::byte>() + 4, DataType::uint8, {tile_count, 3, 512});
+        expect_error(Code::invalid_argument, "tiles start at a multiple of 16 bytes",
+                     [&] { group.unpack(received, {.scales = shifted}); });
         refused("UnpackOptions.scales is uint8",
                 group.dispatch_expert_major(in.x, routing, {.scales = words, .alignment = 128}), 2);
       });

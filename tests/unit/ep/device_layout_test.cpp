@@ -217,6 +217,31 @@ TEST(EpResultMemory, OneInBfloat16OrTwoInOthersUntilOneIsHeld) {
   EXPECT_EQ(memory.take(false).get(), second.get()) << "not over the last one";
 }
 
+TEST(EpResultMemory, AFailedOrUndoneTakeLeavesTheResultBefore) {
+  GroupOptions options = test::deepseek_options();
+  options.hidden = 256, options.experts = 4;
+  const detail::ResultSizes sizes(detail::make_shape(options, 2));
+  Taken taken;
+  bool exhausted = true;
+  cuda::ResultMemory memory(sizes, [&](std::size_t size) {
+    if (exhausted && !taken.bytes.empty()) throw Error(Code::exhausted, "no memory");
+    return taken(size);
+  });
+  std::shared_ptr<void> held = memory.take(true);
+  EXPECT_THROW((void)memory.take(true), Error);
+  EXPECT_THROW((void)memory.take(false), Error);
+  exhausted = false;
+  const void* const second = memory.take(true).get();
+  EXPECT_NE(second, held.get());
+  memory.undo();
+  EXPECT_EQ(memory.take(true).get(), second) << "the result before the undone one is still held";
+  memory.undo();
+  const void* const first = held.get();
+  held.reset();
+  EXPECT_EQ(memory.take(true).get(), second);  // the place that was not used for longest
+  EXPECT_EQ(memory.take(true).get(), first);
+}
+
 // Results of both kinds in any order: none lies where the one before it is held, and the blocks do
 // not become more.
 TEST(EpResultMemory, KeepsTheLastResultAndWhatIsHeld) {

@@ -348,26 +348,19 @@ __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, 
   return detail::broadcast(scope, found.index);
 }
 
-// Release: every thread that signals issues a fence and stores relaxed. What it needs of the team is
-// loaded before, because a load after the fence, or after an acquire, finds nothing in the cache.
+// Release: every thread that signals issues a fence and stores relaxed, so that the fence overlaps
+// with the load of the epoch.
 template <SHOAL_SCOPE S>
 __device__ bool barrier(S scope, const World& world, const Team& team) {
-  constexpr Pe kWord = 64;
   const auto first = static_cast<Pe>(scope.rank());
   const auto step = static_cast<Pe>(scope.size());
   scope.sync();
   const std::uint64_t last = *team.epoch;
-  const Pe loaded = first < world.n_pes ? first / kWord : 0;
-  const std::uint64_t members = team.members[loaded];
-  const auto is_other = [&](Pe pe) {
-    const std::uint64_t word = pe / kWord == loaded ? members : team.members[pe / kWord];
-    return (word >> (pe % kWord) & 1) != 0 && pe != world.my_pe;
-  };
   if (first < world.n_pes) ptx::fence_acq_rel_sys();
   const std::uint64_t epoch = detail::next_epoch(team, last);
   bool ok = true;
   for (Pe pe = first; pe < world.n_pes; pe += step) {
-    if (!is_other(pe)) continue;
+    if (!detail::is_member(team, pe) || pe == world.my_pe) continue;
     std::uint64_t* const mine = team.arrived + world.my_pe;
     std::uint64_t* const theirs = detail::reach(world, mine, sizeof *mine, pe);
     if (theirs != nullptr)
@@ -376,7 +369,7 @@ __device__ bool barrier(S scope, const World& world, const Team& team) {
       ok = detail::arrive_unreached(world, mine, epoch, pe) && ok;
   }
   for (Pe pe = first; pe < world.n_pes && ok; pe += step)
-    if (is_other(pe))
+    if (detail::is_member(team, pe) && pe != world.my_pe)
       ok = detail::wait_for<std::uint64_t>(world, FailureKind::barrier, team.arrived + pe,
                                            Compare::greater_equal, epoch, pe);
   ok = scope.all(ok);  // all threads have loaded the epoch

@@ -61,7 +61,7 @@ struct FaultReport {
   volatile std::int32_t rank;
   volatile std::uint32_t operation;  ///< detail::Operation of the wait
   volatile std::uint64_t epoch, seen;
-  /// Of a mismatch in normal mode `value` and `allowed` are the Quantize of rank 0 and of `rank`.
+  /// A mismatch in normal mode has the Quantize of rank 0 and of `rank` in `value` and `allowed`.
   volatile std::int64_t token, value, allowed;
   /// Low latency: ranks that timed out and are skipped from now on.
   volatile std::uint32_t masked[kMaxDeviceRanks];

@@ -78,7 +78,7 @@ __device__ void add_vector(float (&sum)[Format::kCount], const uint4& vector) {
   for (int i = 0; i < Format::kCount; ++i) sum[i] = numeric::add(sum[i], values[i]);
 }
 
-/// In place of an element type where at most one vector is added: its bits stay as they are.
+/// Stands for an element type where at most one vector is added: its bits stay as they are.
 struct CopiedVector : Float32Vector {};
 template <>
 __device__ inline void add_vector<CopiedVector>(float (&sum)[CopiedVector::kCount],

@@ -40,7 +40,7 @@ struct ResultSizes {
   }
   /// The memory that results have at first: for one in bfloat16, or two in other encodings.
   [[nodiscard]] std::size_t first() const { return std::max(wide, 2 * narrow); }
-  /// What is added when that is occupied: for one in any encoding.
+  /// The memory that is added when that is occupied, for one in any encoding.
   [[nodiscard]] std::size_t second() const { return std::max(wide, narrow); }
 };
 

@@ -47,6 +47,8 @@ std::shared_ptr<void> ResultMemory::take(bool wide) {
   }
   std::shared_ptr<void>& block = blocks_[best->block];
   if (block == nullptr) block = allocate_(sizes_.second());
+  results_before_ = results_;
+  last_before_ = last_;
   std::erase_if(results_, [&](const Result& result) { return overlap(result.place, *best); });
   results_.push_back({*best, ++taken_});
   // A control block of its own, which says how long this result is held.
@@ -54,6 +56,12 @@ std::shared_ptr<void> ResultMemory::take(bool wide) {
   std::shared_ptr<void> memory(holder, static_cast<std::byte*>(block.get()) + best->begin);
   last_ = memory;
   return memory;
+}
+
+void ResultMemory::undo() {
+  results_ = results_before_;
+  last_ = last_before_;
+  --taken_;
 }
 
 }  // namespace shoal::ep::cuda

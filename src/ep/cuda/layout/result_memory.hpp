@@ -30,6 +30,8 @@ class ResultMemory {
   /// the next is while a copy of the pointer exists. Of the places that this leaves, the one that
   /// was not used for longest.
   [[nodiscard]] std::shared_ptr<void> take(bool wide);
+  /// Undoes the last take: its result was never sent.
+  void undo();
   /// The first block.
   const std::shared_ptr<void>& first();
 
@@ -51,6 +53,8 @@ class ResultMemory {
   std::vector<Result> results_;  ///< the last one at each place, if no later one overlaps it
   std::weak_ptr<void> last_;     ///< the last of all
   std::uint64_t taken_ = 0;
+  std::vector<Result> results_before_;  ///< likewise before the last take
+  std::weak_ptr<void> last_before_;
 };
 
 }  // namespace shoal::ep::cuda

@@ -20,6 +20,12 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
       "that of number {}, which has not been received; receive that first",
       parts_->dispatches_received + 1);
   LowLatencyReceived result = make_result(epoch, options);  // allocates before anything is sent
+  struct UndoUnlessSent {
+    ResultMemory* results;
+    ~UndoUnlessSent() {
+      if (results != nullptr) results->undo();
+    }
+  } unsent{&parts_->results};
 
   auto handle = std::make_shared<CudaLowLatencyHandle>();
   handle->group = state.weak_from_this();
@@ -59,6 +65,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   if (!joined) {
     if (group_.device.mask_failed != 0) wait_arrival(Arrival::dispatch_grants, nullptr, on);
     launch_low_latency_dispatch_send(call, parts_->limits_for(options.launch), on);
+    unsent.results = nullptr;
     forward(call, on);
     if (options.defer_receive)
       group_.end(options.launch, on);
@@ -76,6 +83,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   pending->result = std::move(result);
   if (!options.defer_receive) {
     queue_receive(*pending, true, joined ? &call : nullptr);
+    unsent.results = nullptr;
     pending->receive_queued = true;
   }
   return pending;

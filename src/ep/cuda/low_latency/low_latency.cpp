@@ -59,7 +59,11 @@ void LowLatency::preload() {
   constexpr std::size_t kOpenCalls = 4;  // two in flight, and two whose results are in use
   parts_->handles.reserve(kOpenCalls + 2);
   parts_->pendings.reserve(kOpenCalls + 2);
-  parts_->result(Quantize::none);
+  const std::shared_ptr<void> held = parts_->result(Quantize::none);
+  if (group_.ranks_on_gpu == 1) return;
+  // Where ranks share a GPU no later call may allocate while a graph is captured.
+  (void)parts_->result(Quantize::none);
+  (void)next_combine_buffer();
 }
 
 TensorView LowLatency::memory_of_results() {

@@ -195,6 +195,7 @@ Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
                           on);
     else
       params.staging.blocks = 1;       // raised by the plan
+    if (internode_ != nullptr || encoded) group_.record(on);  // before what can throw
     if (encoded) params.staging = {};  // the combine finds all of it in the staging area
   }
   for (std::size_t b = 0; b < options.bias.size(); ++b)

@@ -47,7 +47,7 @@ __device__ void stage_row(const NormalCombine& params, std::uint64_t epoch, std:
   }
 }
 
-/// The same with the row, or the sum, encoded.
+/// Stages the row, or the sum, encoded.
 template <Quantize kQuantize>
 __device__ void stage_encoded_row(const NormalCombine& params, std::uint64_t epoch,
                                   std::int32_t row) {

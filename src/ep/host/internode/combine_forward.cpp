@@ -112,7 +112,7 @@ class Exchange final : public RailWork {
   bool take(std::int64_t item, Ready& ready);
   void sum_local(std::int64_t token, std::byte* row, float* weights,
                  std::vector<std::uint16_t>& scratch) const;
-  /// Room of a thread that sums.
+  /// A thread that sums has this room.
   struct Scratch {
     std::vector<std::byte> row;              // the sum of this node, as it would travel
     std::vector<std::uint16_t> unencoded{};  // a sum before it is encoded

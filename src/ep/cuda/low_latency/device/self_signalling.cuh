@@ -162,7 +162,7 @@ __device__ bool take_loaded(const DeviceGroup& group, const RowWait& rows, std::
   return true;
 }
 
-/// Both.
+/// Loads and takes: load, then take_loaded.
 template <int count, typename At, typename Rank>
 __device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
                      uint4 (&data)[count], At&& at, Rank&& rank) {

@@ -13,7 +13,8 @@
 // Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B, e4m3:
 // 1.03 B), writes one row per token, or per top-k slot. A block takes a token, a thread a chunk of
 // the row, which waits for that chunk of the combine rows only; of encoded rows, a warp takes 512
-// channels, and blocks divide a token where there are few. The first block has no token where other
+// channels. Blocks divide a token where there are few, if rows are encoded or the launch is joined
+// with its send (combine.cu). The first block has no token where other
 // blocks can take them: it checks that all ranks combine in the same form.
 //
 // Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which

@@ -14,8 +14,9 @@
 // Sums need the weights of the token. Where they did not travel with the dispatch and the receive
 // is deferred, rows are sent in place of sums (CombineNoticeWord::kUnsummed): top_k rows per token
 // instead of one per rank of it.
-// A block takes a (source, token) at a time, in the order in which the dispatch left them, or some
-// of its rows where there are more blocks than pairs.
+// A block takes a (source, token) at a time, in the order in which the dispatch left them. Where
+// there are more blocks than pairs it takes some of its rows, or, in a joined launch (combine.cu),
+// some channels of its sum.
 //
 // Waits: `combine_read` of all ranks for the use before last of this half. Where dispatches and
 // combines take turns, it arrived earlier: this rank has received an operation that the others sent
@@ -42,7 +43,7 @@
 
 namespace shoal::ep::cuda::combine_send {
 
-/// Threads that send rows: with kAhead chunks each, 7168 channels leave no thread idle.
+/// Threads that send rows: with one, two or kAhead chunks each, 7168 channels leave none idle.
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
 /// Threads that send expert outputs encoded, a block of a row a warp. Sums have kThreads: 7168

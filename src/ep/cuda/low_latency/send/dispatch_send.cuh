@@ -209,7 +209,7 @@ __device__ inline const std::uint16_t* row_of(const LowLatencyDispatchSend& call
   return call.x + static_cast<std::size_t>(token) * call.sizes.hidden;
 }
 
-/// What a thread sends of a row at a time: two vectors of 16 bytes.
+/// The two vectors of 16 bytes of a row that a thread sends at a time.
 struct RowPart {
   uint4 low{}, high{};
 };

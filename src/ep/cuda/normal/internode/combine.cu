@@ -292,7 +292,7 @@ class Combine {
     }
   }
 
-  // The same with encoded sums, 16 channels a lane.
+  // Sums that travel encoded take 16 channels a lane.
 
   /// The sum of the rows of `copy` in the lanes of `votes`, in the unit of a lane.
   __device__ UnitSum sum_unit(std::int32_t copy, std::uint32_t votes, std::uint32_t unit,
