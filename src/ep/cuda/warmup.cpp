@@ -68,9 +68,9 @@ void warm_low_latency(Group& group, CudaGroup& device, LowLatency& low_latency,
   low_latency.preload();
   const TensorView y = low_latency.memory_of_results();
   std::vector<Tensor> sums;  // live until the stream has ended
-  for (const Quantize quantize : {Quantize::none, Quantize::fp8})
+  for (const Quantize quantize : {Quantize::none, Quantize::fp8, Quantize::mxfp8, Quantize::nvfp4})
     for (int half = 0; half < 2; ++half) {
-      if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
+      if (options.hidden % detail::hidden_multiple(quantize) != 0) continue;
       LowLatencyDispatchOptions dispatch{.quantize = quantize, .launch = launch};
       if (half == 1) dispatch.weights = weights;
       const LowLatencyReceived received = group.low_latency_dispatch(x, topk, dispatch).receive();

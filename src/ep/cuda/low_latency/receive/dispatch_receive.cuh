@@ -332,30 +332,46 @@ class DispatchReceiver {
         __all_sync(kWarp,
                    wait_ready(wait_of(row.source), slot_ready(group_, group_.me, row.slot))) == 0)
       return;
-    // Everything that the warp needs from the slot is in flight together, with few tokens also with
-    // the counts, which takes more registers.
-    const PieceChunks chunks(*this, row, piece);
-    uint4 data[kAhead + 1];
-    if constexpr (kJoined) load(chunks.wanted, data, chunks);
     const bool keeps_weight = piece == 0 && call_.has_weights != 0 && row.expert >= 0;
-    std::uint32_t weight = kSentinel;
-    if (keeps_weight) weight = ptx::ld_relaxed_sys_global(weight_at(row));
-    if (row.expert >= 0) row.row += rows_before(row.expert, row.source);
-    __syncwarp();
-    if constexpr (!kJoined) load(chunks.wanted, data, chunks);
-    const bool came = take_loaded(group_, row_wait(), chunks.wanted, data, chunks,
-                                  [&](int) { return row.source; });
-    if (__all_sync(kWarp, came) == 0) return;
-    copy_piece(row, chunks, data);
-    if constexpr (kRows != RowKind::wide)
-      copy_byte_scales(row, chunks, data[kAhead]);
-    else if (piece == 0 && call_.row.scale_chunks != 0)
-      copy_scales(row, data[kAhead]);
+    const auto source = [&](int) { return row.source; };
+    if constexpr (kJoined) {
+      // A joined launch has the registers to load everything that the warp needs from the slot
+      // together, and with the counts.
+      const PieceChunks chunks(*this, row, piece);
+      const ScaleChunk scale(*this, row, piece);
+      const auto at = [&](int i) { return i < kAhead ? chunks(i) : scale.at; };
+      const std::uint32_t wanted = chunks.wanted | scale.wanted() << kAhead;
+      uint4 data[kAhead + 1];
+      load(wanted, data, at);
+      std::uint32_t weight = kSentinel;
+      if (keeps_weight) weight = ptx::ld_relaxed_sys_global(weight_at(row));
+      if (row.expert >= 0) row.row += rows_before(row.expert, row.source);
+      __syncwarp();
+      const bool came = take_loaded(group_, row_wait(), wanted, data, at, source);
+      if (__all_sync(kWarp, came) == 0) return;
+      copy_piece(row, chunks, data);
+      copy_scales(row, scale, piece, data[kAhead]);
+      if (keeps_weight) keep_weight(row, slot, weight);
+    } else {
+      if (row.expert >= 0) row.row += rows_before(row.expert, row.source);
+      __syncwarp();
+      const PieceChunks chunks(*this, row, piece);
+      uint4 data[kAhead];
+      bool came = take(group_, row_wait(), chunks.wanted, data, chunks, source);
+      if (__all_sync(kWarp, came) == 0) return;
+      copy_piece(row, chunks, data);
+      const ScaleChunk scale(*this, row, piece);
+      uint4 scales[1];
+      came =
+          take(group_, row_wait(), scale.wanted(), scales, [&](int) { return scale.at; }, source);
+      if (__all_sync(kWarp, came) == 0) return;
+      copy_scales(row, scale, piece, scales[0]);
+      if (keeps_weight) keep_weight(row, slot, ptx::ld_relaxed_sys_global(weight_at(row)));
+    }
     if (piece != 0 || row.expert < 0) return;
     const std::size_t at = static_cast<std::size_t>(row.expert) * slots_ + row.row;
     call_.source_token[at] = row.token;
     call_.handle.rows[handle_index(slot)] = static_cast<std::int32_t>(at);
-    if (keeps_weight) keep_weight(row, slot, weight);
   }
 
   __device__ std::byte* place_of(const ReceivedRow& row) const {
@@ -368,38 +384,55 @@ class DispatchReceiver {
       kPieceChunks * sizeof(uint4) * (kFourBits ? 2 : 1) / (kFourBits ? 16 : 32) / sizeof(uint4);
   static_assert(kScaleChunks < 32);
 
-  /// The chunks of 16 bytes that a lane takes of a piece: kAhead of the row, then one of scales:
-  /// those of the piece where they are bytes, otherwise with the first piece those of the row.
+  /// The chunks of 16 bytes that a lane takes of a piece of a row.
   struct PieceChunks {
-    std::byte *row, *scales;
-    std::uint32_t begin, scale_chunk, wanted = 0;
-    bool has_scales, has_global;
+    std::byte* row;
+    std::uint32_t begin, wanted = 0;
 
     __device__ PieceChunks(const DispatchReceiver& receiver, const ReceivedRow& of,
-                           std::uint32_t piece) {
-      const WireRow& wire = receiver.call_.row;
-      row = receiver.place_of(of);
-      scales = row + wire.scales;
-      begin = piece * kPieceChunks + lane_id();
+                           std::uint32_t piece)
+        : row(receiver.place_of(of)), begin(piece * kPieceChunks + lane_id()) {
 #pragma unroll
       for (std::uint32_t i = 0; i < kAhead; ++i)
-        if (begin + i * 32 < wire.chunks) wanted |= 1u << i;
-      constexpr bool kBytes = kRows != RowKind::wide;
-      scale_chunk = (kBytes ? piece * kScaleChunks : 0) + lane_id();
-      // The global scale follows the others, and the lane after theirs takes it.
-      has_scales =
-          (kBytes ? lane_id() < kScaleChunks : piece == 0) && scale_chunk < wire.scale_chunks;
-      has_global = kFourBits && lane_id() <= kScaleChunks && scale_chunk == wire.scale_chunks;
-      if (has_scales || has_global) wanted |= 1u << kAhead;
+        if (begin + i * 32 < receiver.call_.row.chunks) wanted |= 1u << i;
     }
     __device__ uint4* operator()(int i) const {
-      return i < kAhead ? chunk_at(row, begin + static_cast<std::uint32_t>(i) * 32)
-                        : chunk_at(scales, scale_chunk);
+      return chunk_at(row, begin + static_cast<std::uint32_t>(i) * 32);
     }
   };
 
+  /// The chunk of scales that a lane takes with a piece: of the piece where scales are bytes,
+  /// otherwise, with the first piece, of the row. The global scale follows the others, and the lane
+  /// after theirs takes it.
+  struct ScaleChunk {
+    uint4* at;
+    std::uint32_t number;
+    bool has_scales, has_global;
+
+    __device__ ScaleChunk(const DispatchReceiver& receiver, const ReceivedRow& of,
+                          std::uint32_t piece) {
+      constexpr bool kBytes = kRows != RowKind::wide;
+      const WireRow& wire = receiver.call_.row;
+      number = (kBytes ? piece * kScaleChunks : 0) + lane_id();
+      at = chunk_at(receiver.place_of(of) + wire.scales, number);
+      has_scales = (kBytes ? lane_id() < kScaleChunks : piece == 0) && number < wire.scale_chunks;
+      has_global = kFourBits && lane_id() <= kScaleChunks && number == wire.scale_chunks;
+    }
+    __device__ std::uint32_t wanted() const { return has_scales || has_global ? 1 : 0; }
+  };
+
+  /// `taken`: the chunk that this lane has taken.
+  __device__ void copy_scales(const ReceivedRow& row, const ScaleChunk& scale, std::uint32_t piece,
+                              const uint4& taken) const {
+    if constexpr (kRows != RowKind::wide)
+      copy_byte_scales(row, scale, taken);
+    else if (piece == 0 && call_.row.scale_chunks != 0)
+      copy_float_scales(row, taken);
+  }
+
+  template <int kCount>
   __device__ void copy_piece(const ReceivedRow& row, const PieceChunks& chunks,
-                             const uint4 (&data)[kAhead + 1]) const {
+                             const uint4 (&data)[kCount]) const {
 #pragma unroll 1
     for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
       std::byte* const to =
@@ -412,7 +445,7 @@ class DispatchReceiver {
 
   /// Copies float32 scales, four of which a lane has taken. Rows of more than 128 of them have
   /// others.
-  __device__ void copy_scales(const ReceivedRow& row, const uint4& taken) const {
+  __device__ void copy_float_scales(const ReceivedRow& row, const uint4& taken) const {
     std::byte* const from = place_of(row) + call_.row.scales;
     uint4 data[1] = {taken};
 #pragma unroll 1
@@ -464,16 +497,15 @@ class DispatchReceiver {
 
   /// Copies the scales of a piece where they are bytes, after its codes, which it may restore. A
   /// lane has taken sixteen of them.
-  __device__ void copy_byte_scales(const ReceivedRow& row, const PieceChunks& chunks,
+  __device__ void copy_byte_scales(const ReceivedRow& row, const ScaleChunk& scale,
                                    const uint4& taken) const {
-    const bool exists = chunks.has_scales;
-    if (chunks.has_global) check_global_scale(row, taken.x);
+    const bool exists = scale.has_scales;
+    if (scale.has_global) check_global_scale(row, taken.x);
     std::uint32_t words[4] = {taken.x, taken.y, taken.z, taken.w};
     if constexpr (kFourBits) {
       constexpr std::uint32_t kEscaped = numeric::kNvfp4Escaped * 0x0101'0101u;
       const std::uint32_t any = (words[0] | words[1] | words[2] | words[3]) & kEscaped;
-      if (__any_sync(kWarp, exists && any != 0) != 0)
-        restore(row, exists, chunks.scale_chunk, words);
+      if (__any_sync(kWarp, exists && any != 0) != 0) restore(row, exists, scale.number, words);
 #pragma unroll
       for (std::uint32_t& word : words) word &= ~kEscaped;
     } else {
@@ -481,7 +513,7 @@ class DispatchReceiver {
       for (std::uint32_t& word : words)
         word |= __vcmpeq4(word, kMxNanOnTheWire * 0x0101'0101u) & 0x0101'0101u;
     }
-    store_words<4>(row, exists, chunks.scale_chunk * 4, words);
+    store_words<4>(row, exists, scale.number * 4, words);
   }
 
   /// Restores the groups of sixteen channels whose scales say that their codes travelled as

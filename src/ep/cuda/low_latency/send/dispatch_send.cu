@@ -4,11 +4,15 @@
 namespace shoal::ep::cuda {
 namespace {
 
+/// Encodings with scales of one byte take more registers than two blocks on an SM have.
+template <RowKind kRows>
+constexpr int kBlocksPerMultiprocessor = kRows == RowKind::wide ? 2 : 1;
+
 namespace low_latency {
 
 /// kCounts: counts(call.group), as in the other kernels.
 template <bool kCounts, RowKind kRows>
-__global__ void __launch_bounds__(dispatch_send::kMaxThreads + 32)
+__global__ void __launch_bounds__(dispatch_send::kMaxThreads + 32, kBlocksPerMultiprocessor<kRows>)
     dispatch_send_kernel(const __grid_constant__ LowLatencyDispatchSend call) {
   begin_kernel();
   dispatch_send::send<kCounts, kRows>(call, all_blocks());

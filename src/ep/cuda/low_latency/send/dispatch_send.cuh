@@ -238,6 +238,15 @@ __device__ RowPart load_part(const LowLatencyDispatchSend& call, std::int32_t to
   if (high < vectors) part.high = __ldg(row + high);
   return part;
 }
+/// Prefetches the row. A send in a launch of its own has too few registers to load it early.
+__device__ inline void prefetch_row(const LowLatencyDispatchSend& call, std::int32_t token) {
+  constexpr std::uint32_t kLineChannels = 64;  // 128 bytes
+  if (token >= call.tokens) return;
+  for (std::uint32_t channel = threadIdx.x * kLineChannels;
+       channel < static_cast<std::uint32_t>(call.sizes.hidden);
+       channel += blockDim.x * kLineChannels)
+    ptx::prefetch_global_l2(row_of(call, token) + channel);
+}
 /// Calls f(turn, part) for every turn of a thread in which its warp has channels. `part`: that of
 /// the first turn.
 template <RowKind kRows, typename F>
@@ -505,7 +514,7 @@ __device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::u
 /// The other blocks' part: tokens `token`, `token + step`, ... Returns pass_epoch().
 ///
 /// The warp of the headers waits for the grants while the others load and number the first token.
-template <bool kCounts, RowKind kRows>
+template <bool kCounts, RowKind kRows, bool kJoined>
 __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::uint64_t epoch,
                                      std::uint32_t row_threads, std::int32_t token,
                                      std::int32_t step, bool* masked) {
@@ -522,7 +531,8 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
   const std::int64_t earlier = earlier_expert(call, token, me);
   // The row is in flight with the experts of its token.
   RowPart part;
-  if (sends_rows) part = load_part<kRows>(call, token, 0);
+  if (!kJoined) prefetch_row(call, token);
+  if (kJoined && sends_rows) part = load_part<kRows>(call, token, 0);
   const float global_scale =
       kRows == RowKind::nvfp4 && call.global_scale != nullptr ? __ldg(call.global_scale) : 1.0F;
   const std::int32_t shared_places = min(group.experts, kSharedPlaces);
@@ -548,13 +558,14 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
       if (kCounts) count_rows(call, t);
       numbers[lane_id()] = 0;
     } else {
+      if (!kJoined) part = load_part<kRows>(call, token, 0);
       send_token<kRows>(call, t, part, global_scale, epoch, slot, token, row_threads);
       if (me < group.top_k)
         call.handle.ranks[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.rank;
     }
     token += step;
     if (token >= call.tokens) break;
-    if (sends_rows) part = load_part<kRows>(call, token, 0);
+    if (kJoined && sends_rows) part = load_part<kRows>(call, token, 0);
     t = load_token(call, token, me < 32);
     __syncthreads();
     if (sends_rows)
@@ -573,8 +584,9 @@ __device__ inline void keep_global_scale(const LowLatencyDispatchSend& call, std
                  kDispatchOperation, call.group.me, epoch, __float_as_uint(scale), 0, 0, 0, false);
 }
 
-/// The send. The `blocks` blocks call, of blockDim.x threads; kCounts: counts(call.group).
-template <bool kCounts, RowKind kRows>
+/// The send. The `blocks` blocks call, of blockDim.x threads; kCounts: counts(call.group). kJoined:
+/// in one launch with the receive.
+template <bool kCounts, RowKind kRows, bool kJoined = false>
 __device__ void send(const LowLatencyDispatchSend& call, const BlockRange& blocks) {
   __shared__ bool masked[kMaxDeviceRanks];
   const DeviceGroup& group = call.group;
@@ -585,10 +597,10 @@ __device__ void send(const LowLatencyDispatchSend& call, const BlockRange& block
                RecordedOperation::low_latency_dispatch);
   const auto block = static_cast<std::int32_t>(blocks.me),
              count = static_cast<std::int32_t>(blocks.count);
-  const std::uint32_t passed =
-      block == 0
-          ? notify_ranks<kCounts>(call, epoch, row_threads, masked)
-          : send_tokens<kCounts, kRows>(call, epoch, row_threads, block - 1, count - 1, masked);
+  const std::uint32_t passed = block == 0
+                                   ? notify_ranks<kCounts>(call, epoch, row_threads, masked)
+                                   : send_tokens<kCounts, kRows, kJoined>(
+                                         call, epoch, row_threads, block - 1, count - 1, masked);
   if (kCounts && threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
   end_kernel(group, KernelKind::low_latency_dispatch_send, false, passed, blocks.count, [&] {
     group.memory->dispatches_sent = epoch;
