@@ -298,7 +298,7 @@ typedef struct shoal_ep_statistics {
    SHOAL_TENSOR_NONE,                      \
    SHOAL_TENSOR_NONE,                      \
    SHOAL_TENSOR_NONE}
-#define SHOAL_EP_SIZES_INIT {sizeof(shoal_ep_sizes), 0, 0, 0, 0}
+#define SHOAL_EP_SIZES_INIT {sizeof(shoal_ep_sizes), 0, 0, 0, 0, 0}
 #define SHOAL_EP_STATISTICS_INIT {sizeof(shoal_ep_statistics), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifdef __cplusplus

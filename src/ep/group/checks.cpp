@@ -324,10 +324,11 @@ void check_combine(const GroupState& group, const ConstTensorView& y, const Hand
   require(
       !options.unsummed || options.bias.empty(), Code::invalid_argument,
       "SHOAL-N582: combine: CombineOptions.bias with CombineOptions.unsummed, which adds nothing");
-  require(!options.unsummed || options.quantize == Quantize::none, Code::invalid_argument,
-          "SHOAL-N582: combine: CombineOptions.quantize {} with CombineOptions.unsummed, whose rows "
-          "travel as they are; choose one",
-          name_of(options.quantize));
+  require(
+      !options.unsummed || options.quantize == Quantize::none, Code::invalid_argument,
+      "SHOAL-N582: combine: CombineOptions.quantize {} with CombineOptions.unsummed, whose rows "
+      "travel as they are; choose one",
+      name_of(options.quantize));
   const std::size_t row_bytes = hidden * size_of(y.dtype);
   require(row_bytes <= group.shape.max_combine_row_bytes, Code::invalid_argument,
           "SHOAL-N579: combine: rows of {} have {} bytes; this group was made for at most {} "

@@ -132,13 +132,14 @@ void GpuLowLatencyRound::write_expert_output_again() {
 }
 
 ep::PendingCombine GpuLowLatencyRound::combine(const ep::LowLatencyReceived& got) {
-  ep::LowLatencyCombineOptions options{.log_fmt = call_.log_fmt,
-                                       .quantize = call_.combine_quantize,
-                                       .zero_copy = call_.zero_copy,
-                                       .reduction = call_.reduction,
-                                       .unsummed = call_.gives_rows,
-                                       .defer_receive = call_.defer_receive,
-                                       .launch = call_.launch};
+  ep::LowLatencyCombineOptions options{
+      .log_fmt = call_.log_fmt,
+      .quantize = call_.combine_quantize,
+      .zero_copy = call_.zero_copy,
+      .reduction = call_.gives_rows ? ep::Reduction::exact : call_.reduction,
+      .unsummed = call_.gives_rows,
+      .defer_receive = call_.defer_receive,
+      .launch = call_.launch};
   if (call_.out) options.out = out_;
   ConstTensorView weights;
   if (!call_.gives_rows) weights = weights_;

@@ -322,14 +322,14 @@ TEST(CApiStructs, ResultsAreWrittenAsFarAsTheStructGoes) {
   const shoal_ep_group_options options = some_options();
   shoal_ep_sizes all = SHOAL_EP_SIZES_INIT;
   ok(shoal_ep_size_hint(&options, 4, SHOAL_HOST, &all));
-  shoal_ep_sizes older = {offsetof(shoal_ep_sizes, low_latency), 1, 1, 77, 77};
+  shoal_ep_sizes older = {offsetof(shoal_ep_sizes, low_latency), 1, 1, 77, 77, 77};
   ok(shoal_ep_size_hint(&options, 4, SHOAL_HOST, &older));
   EXPECT_EQ(older.control, all.control);
   EXPECT_EQ(older.normal, all.normal);
   EXPECT_EQ(older.low_latency, 77u);
   EXPECT_EQ(older.total, 77u);
   struct Newer {
-    shoal_ep_sizes known = {sizeof(Newer), 1, 1, 1, 1};
+    shoal_ep_sizes known = {sizeof(Newer), 1, 1, 1, 1, 1};
     std::uint64_t unknown = 77, behind = 77;
   } newer;
   newer.known.size = offsetof(Newer, behind);

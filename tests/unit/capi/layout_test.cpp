@@ -158,12 +158,13 @@ EXPECT_MEMBER(shoal_ep_low_latency_received, counts, 200, shoal_tensor);
 EXPECT_MEMBER(shoal_ep_low_latency_received, source_token, 288, shoal_tensor);
 EXPECT_MEMBER(shoal_ep_low_latency_received, layout, 376, shoal_tensor);
 
-EXPECT_STRUCT(shoal_ep_sizes, 40);
+EXPECT_STRUCT(shoal_ep_sizes, 48);
 EXPECT_MEMBER(shoal_ep_sizes, size, 0, size_t);
 EXPECT_MEMBER(shoal_ep_sizes, control, 8, uint64_t);
 EXPECT_MEMBER(shoal_ep_sizes, normal, 16, uint64_t);
 EXPECT_MEMBER(shoal_ep_sizes, low_latency, 24, uint64_t);
 EXPECT_MEMBER(shoal_ep_sizes, total, 32, uint64_t);
+EXPECT_MEMBER(shoal_ep_sizes, results, 40, uint64_t);
 
 EXPECT_STRUCT(shoal_ep_statistics, 96);
 EXPECT_MEMBER(shoal_ep_statistics, size, 0, size_t);

@@ -194,7 +194,7 @@ Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
       launch_stage_output({params, params.quantize}, plan_on_node(options.launch, params).blocks,
                           on);
     else
-      params.staging.blocks = 1;       // raised by the plan
+      params.staging.blocks = 1;                              // raised by the plan
     if (internode_ != nullptr || encoded) group_.record(on);  // before what can throw
     if (encoded) params.staging = {};  // the combine finds all of it in the staging area
   }
