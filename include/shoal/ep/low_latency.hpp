@@ -110,8 +110,8 @@ class PendingDispatch {
   /// Error{mismatch} when ranks passed different options.
   [[nodiscard]] LowLatencyReceived receive();
   /// The result that receive() will return. A program can pass it on before; its rows are valid
-  /// after receive(). nullptr after receive(), and in groups that make a result when it is received:
-  /// those in host memory, and those that stage rows there.
+  /// after receive(). nullptr after receive(), and in groups in host memory or that stage rows
+  /// there, which make a result when it is received.
   [[nodiscard]] const LowLatencyReceived* result() const noexcept;
 
  private:

@@ -3,8 +3,8 @@
 //
 // DeepEP returns the tensors of a low-latency dispatch with the send, and the hook fills them. On
 // GPUs a pending dispatch knows its result. Elsewhere a group has two sets of receive arrays for
-// each form of rows, used in turn and fixed for its life: two empty dispatches of each form give the
-// addresses of all later results.
+// each form of rows, used in turn and fixed for its life: two empty dispatches of each form give
+// the addresses of all later results.
 //
 // A tensor takes the host microseconds to make, so there is one for each address. Rows in bfloat16
 // on GPUs have a new one each time: their memory serves the next result once it is released.

@@ -30,8 +30,8 @@ void check_normal(ep::Group& group, const EpCase& c, const ep::DispatchOptions& 
 void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reduction, bool zero_copy,
                        bool early_weights = false);
 
-/// Checks LowLatencyCombineOptions::unsummed with rows in each encoding that they can have, with and
-/// without weights.
+/// Checks LowLatencyCombineOptions::unsummed with rows in each encoding that they can have, with
+/// and without weights.
 void check_low_latency_unsummed(ep::Group& group, const EpCase& c);
 
 /// The same with quantized rows. Compares rows and scales with numeric/, the combined result with

@@ -14,8 +14,8 @@
 // 1.03 B), writes one row per token, or per top-k slot. A block takes a token, a thread a chunk of
 // the row, which waits for that chunk of the combine rows only; of encoded rows, a warp takes 512
 // channels. Blocks divide a token where there are few, if rows are encoded or the launch is joined
-// with its send (combine.cu). The first block has no token where other
-// blocks can take them: it checks that all ranks combine in the same form.
+// with its send (combine.cu). The first block has no token where other blocks can take them: it
+// checks that all ranks combine in the same form.
 //
 // Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which
 // come before their rows; the words of the rows themselves (self_signalling.cuh); in groups that

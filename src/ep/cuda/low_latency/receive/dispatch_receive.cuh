@@ -26,8 +26,8 @@ namespace shoal::ep::cuda::dispatch_receive {
 
 constexpr std::uint32_t kThreads = 384;
 static_assert(kThreads >= kMaxDeviceRanks);
-/// Chunks of 16 bytes of a row that a lane has in flight, next to one of its scales. A piece is what
-/// a warp copies at a time; 7168 channels are one, two or four whole pieces.
+/// Chunks of 16 bytes of a row that a lane has in flight, next to one of its scales. A piece is
+/// what a warp copies at a time; 7168 channels are one, two or four whole pieces.
 constexpr int kAhead = 7;
 constexpr std::uint32_t kPieceChunks = kAhead * 32;
 
@@ -227,8 +227,8 @@ class DispatchReceiver {
                  source, epoch_, word, 0, 0, 0, false);
   }
 
-  /// The number of rows that the sources before `source` have for a local expert. `here`: adds those
-  /// of `source`, whose count is loaded with the others.
+  /// The number of rows that the sources before `source` have for a local expert. `here`: adds
+  /// those of `source`, whose count is loaded with the others.
   __device__ std::uint32_t rows_before(std::int32_t expert, std::int32_t source,
                                        std::uint32_t* here = nullptr) const {
     constexpr int kInFlight = 8;  // loads
