@@ -46,8 +46,8 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
           "SHOAL-N572: {}: {} has no data", call, name);
 }
 
-/// Kernels write tiles in words, and products read them in vectors of 16 bytes.
-constexpr std::uintptr_t kTileAlignment = 16;
+/// Tiles are written in words.
+constexpr std::uintptr_t kTileAlignment = sizeof(std::uint32_t);
 
 void check_tiles(const GroupState& group, const char* call, const char* name,
                  const ConstTensorView& tiles, const ConstTensorView& words, std::int64_t rows) {
