@@ -79,7 +79,7 @@ nb::object LowLatencyGroup::tensor(Tensor of) const {
 
 nb::object LowLatencyGroup::rows_of(const ep::LowLatencyReceived& received,
                                     std::size_t form) const {
-  const nb::object x = tensor(received.x);
+  nb::object x = tensor(received.x);
   if (!received.scales) return x;
   const nb::object scales = tensor(*received.scales);
   if (python::kForms[form] == ep::Quantize::nvfp4) return nvfp4_rows(x, scales);

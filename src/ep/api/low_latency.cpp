@@ -167,14 +167,14 @@ LowLatencyReceived PendingDispatch::receive() {
 PendingCombine Group::low_latency_combine(const ConstTensorView& y, const ConstTensorView& topk_idx,
                                           const ConstTensorView& weights,
                                           const LowLatencyHandle& handle,
-                                          const LowLatencyCombineOptions& given) {
+                                          const LowLatencyCombineOptions& options) {
   const char* call = "low_latency_combine";
   detail::GroupState& group = detail::idle_group_for(state_, call, "low_latency_dispatch", handle);
   return detail::refusable(group, detail::CallKind::low_latency_combine, [&] {
-    detail::check_low_latency_combine(group, y, topk_idx, weights, state_of(handle).get(), given);
+    detail::check_low_latency_combine(group, y, topk_idx, weights, state_of(handle).get(), options);
     // The rows travel as those of an exact sum, and no weight is read.
-    LowLatencyCombineOptions options = given;
-    if (given.unsummed) options.reduction = Reduction::exact;
+    LowLatencyCombineOptions travels = options;
+    if (options.unsummed) travels.reduction = Reduction::exact;
     const Tensor rows = detail::aligned_rows(y);
     const detail::OperationScope scope(group, detail::record::Operation::low_latency_combine, true);
     if (!options.defer_receive ||
@@ -183,8 +183,8 @@ PendingCombine Group::low_latency_combine(const ConstTensorView& y, const ConstT
     detail::require_half(call, group.low_latency_combine_epoch, group.low_latency_combine_received);
     auto pending = shoal::detail::Access::make<PendingCombine>(detail::owned_by_caller(
         group.backend->low_latency().combine(rows, topk_idx,
-                                             given.unsummed ? ConstTensorView() : weights,
-                                             state_of(handle), options),
+                                             options.unsummed ? ConstTensorView() : weights,
+                                             state_of(handle), travels),
         &detail::GroupState::dropped_combines));
     group.combine_buffer = {};  // the next combine uses the other half
     return pending;

@@ -42,7 +42,7 @@ void check_room_for_encoded(const GroupState& group, Quantize quantize, const Co
                             std::int64_t rows, std::size_t room);
 void check_low_latency_mode(const GroupState& group, const char* call);
 /// The values of global_scale, where the host can read them.
-void check_global_scale(const char* call, const ConstTensorView& scale);
+void check_global_scale(const char* call, const ConstTensorView& given);
 void check_low_latency_dispatch(const GroupState& group, const ConstTensorView& x,
                                 const ConstTensorView& topk_idx,
                                 const LowLatencyDispatchOptions& options);

@@ -37,7 +37,7 @@ void check_scale_tiles(const GroupState& group, const Tensor& words, const Tenso
 
 std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatched& received,
                                        const UnpackOptions& to) {
-  constexpr const char* kCall = "unpack";
+  constexpr const char* kUnpack = "unpack";
   std::vector<ArrayCopy> copies;
   const auto add = [&](const char* name, const Tensor& from, const TensorView& array) {
     if (!array.defined()) return;
@@ -54,7 +54,7 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const AnyDispatc
             std::equal(array.shape.begin(), array.shape.begin() + array.rank, from.shape.begin()),
         Code::invalid_argument, "SHOAL-N570: unpack: UnpackOptions.{} is {}; it must be {}", name,
         [&] { return array.describe(); }, [&] { return from.describe(); });
-    check_device(group.device, kCall, name, array);
+    check_device(group.device, kUnpack, name, array);
     require(array.size() == 0 || array.data != nullptr, Code::invalid_argument,
             "SHOAL-N572: unpack: UnpackOptions.{} has no data", name);
     if (array.size() > 0) copies.push_back({from, array});
