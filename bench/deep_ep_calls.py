@@ -163,6 +163,21 @@ def chain(case, call, count, skipped):
     return [1e6 * float(value) for value in times]
 
 
+def in_a_graph(case, call, count, skipped):
+    """Time of a replay of the captured call, in us."""
+    if case.device.type != "cuda":
+        return math.nan
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+        settle(case)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+        settle(case)
+        return chain(case, graph.replay, count, skipped)[0]
+
+
 def host_time(case, call, calls=1):
     """Host time of a call on an empty queue: the least mean of several tries, in us.
 

@@ -11,11 +11,11 @@ checked before and after the chains. Launches are counted by torch's profiler, w
 calls of its process down by a factor of up to three; so processes of their own count them when all
 times are known. --parts names what is measured: the rows above in pairs of one size ("normal"), the
 forms of `ElasticBuffer` by size, beside an all-gather and a reduce-scatter ("forms"), a layer with
-its products by size, other calls of `ElasticBuffer`, `HybridEPBuffer`, low-latency calls.
+its products by size, other calls of `ElasticBuffer`, `HybridEPBuffer`, low-latency calls of
+`--low-latency-tokens` by format and, from FP8 to BF16, by `--low-latency-sizes`.
 """
 
 import argparse
-import inspect
 import json
 import math
 import os
@@ -28,7 +28,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import deep_ep
-from deep_ep_calls import Case, Elastic, Legacy, chain, host_time, queued, settle
+from deep_ep_calls import Case, Elastic, Legacy, chain, host_time, in_a_graph, queued, settle
+from deep_ep_low_latency import measure_low_latency, measure_low_latency_calls
 from rounds import origin
 
 PARTS = ("normal", "forms", "layer", "others", "hybrid", "low-latency")
@@ -113,21 +114,6 @@ def measure_others(case, figures):
             figures[f"{key}: launches"] = queued(case, call)
         settle(case)
         others.buffer.destroy()
-
-
-def in_a_graph(case, call, count, skipped):
-    """Time of a replay of the captured call, in us."""
-    if case.device.type != "cuda":
-        return math.nan
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-        settle(case)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            call()
-        settle(case)
-        return chain(case, graph.replay, count, skipped)[0]
 
 
 def measure_forms(case, figures):
@@ -400,96 +386,6 @@ def measure_hybrid(case, figures):
     check()
 
 
-def takes(call, *names):
-    return set(names) <= set(inspect.signature(call).parameters)
-
-
-def measure_low_latency(case, figures):
-    """Dispatches by the form of their rows, and combines, also with hooks, and with signals of a
-    GEMM that have their values: what the wait itself costs. The first pair is without warm-up."""
-    a, local, tokens = case.a, case.a.experts // case.ranks, case.tokens
-    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(tokens, a.hidden, case.ranks, a.experts)
-    options = {"low_latency_mode": True, "num_qps_per_rank": local, "explicitly_destroy": True}
-    settle(case)
-    start = time.perf_counter()
-    buffer = deep_ep.Buffer(dist.group.WORLD, 0, size, **options)
-    figures["low latency: construction, ms"] = 1e3 * (time.perf_counter() - start)
-    forms = {"FP8": {"use_fp8": True}, "BF16": {"use_fp8": False}}
-    if takes(buffer.low_latency_dispatch, "use_nvfp4", "x_global_scale"):
-        largest = case.x.abs().max().float().cpu()
-        dist.all_reduce(largest, dist.ReduceOp.MAX)  # all ranks have one global scale
-        scale = torch.tensor([448 * 6 / float(largest)], device=case.device)
-        forms["NVFP4"] = {"use_fp8": False, "use_nvfp4": True, "x_global_scale": scale}
-
-    def dispatch(form, **options):
-        options = forms[form] | options
-        return buffer.low_latency_dispatch(case.x, case.topk_idx, tokens, a.experts, **options)
-
-    def combine(rows, handle, **options):
-        return buffer.low_latency_combine(rows, case.topk_idx, case.weights, handle, **options)
-
-    def check():
-        rows, _, handle, *_ = dispatch("BF16")
-        want = case.x.float() * case.weights.sum(1, keepdim=True)
-        error = (combine(rows, handle)[0].float() - want).norm() / want.norm()
-        assert error < 0.01, f"low latency: relative error {error:.3f}"
-
-    def with_hooks():
-        rows, _, handle, _, receive = dispatch("BF16", return_recv_hook=True)
-        receive()
-        *_, receive = combine(rows, handle, return_recv_hook=True)
-        receive()
-
-    settle(case)
-    start = time.perf_counter()
-    rows, _, handle, *_ = dispatch("BF16")
-    combine(rows, handle)
-    if case.device.type == "cuda":
-        torch.cuda.synchronize()
-    figures["low latency: first pair, ms"] = 1e3 * (time.perf_counter() - start)
-    check()
-    key = "low latency, BF16: pair with hooks"
-    figures[f"{key}, us"] = chain(case, with_hooks, a.chain, a.skipped)[0]
-    figures[f"{key}, in a graph, us"] = in_a_graph(case, with_hooks, a.chain, a.skipped)
-    for name, given in (("pair", {}), ("pair with LogFMT", {"use_logfmt": True})):
-
-        def pair(given=given):
-            rows, _, handle, *_ = dispatch("BF16")
-            return combine(rows, handle, **given)[0]
-
-        want = case.x.float() * case.weights.sum(1, keepdim=True)
-        error = (pair().float() - want).norm() / want.norm()
-        assert error < (0.05 if given else 0.01), f"low latency, {name}: relative error {error:.3f}"
-        key = f"low latency, BF16: {name}"
-        figures[f"{key}, us"] = chain(case, pair, a.chain, a.skipped)[0]
-        figures[f"{key}, in a graph, us"] = in_a_graph(case, pair, a.chain, a.skipped)
-    for form in forms:
-        times = chain(case, lambda form=form: dispatch(form), a.chain, a.skipped)
-        figures[f"low latency, {form}: dispatch, us"] = times[0]
-        launched = queued(case, lambda form=form: dispatch(form))
-        figures[f"low latency, {form}: launches of a dispatch"] = launched
-    rows, counts, handle, *_ = dispatch("BF16")
-    waits = {"combine": {}}
-    if takes(buffer.low_latency_combine, "overlap", "comp_signal"):
-        block = 64
-        blocks = -(-rows.shape[1] // block)
-        signals = torch.ones(local * blocks, dtype=torch.int32, device=case.device)
-        waited = {"comp_signal": signals, "block_m": block, "threshold": 1}
-        waits["combine after complete signals"] = {
-            "overlap": True,
-            "packed_recv_count": counts,
-            **waited,
-        }
-    for name, given in waits.items():
-        call = lambda given=given: combine(rows, handle, **given)  # noqa: E731
-        device, host = chain(case, call, a.chain, a.skipped)
-        figures[f"low latency, BF16: {name}, us"] = device
-        figures[f"low latency, BF16: {name}, host time in the chain, us"] = host
-    check()
-    settle(case)
-    buffer.destroy()
-
-
 def measure(rank, ranks, a, path):
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -502,6 +398,8 @@ def measure(rank, ranks, a, path):
         measure_hybrid(case, figures)
     if "low-latency" in a.parts:
         measure_low_latency(Case(a, rank, ranks, a.low_latency_tokens), figures)
+        for tokens in a.low_latency_sizes:
+            measure_low_latency_calls(Case(a, rank, ranks, tokens), figures)
     kinds = (("Buffer", legacy), ("ElasticBuffer", elastic)) if "normal" in a.parts else ()
     for name, kind in kinds:
         for sync in (True, False):
@@ -548,6 +446,9 @@ def main():
         "--sizes", type=int, nargs="+", default=[8, 128, 1024, 4096], help="of forms and layers"
     )
     parser.add_argument("--low-latency-tokens", type=int, default=128, help="per rank")
+    parser.add_argument(
+        "--low-latency-sizes", type=int, nargs="*", default=[8, 64, 128], help="tokens per rank"
+    )
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--intermediate", type=int, default=2048, help="of layers")
     parser.add_argument("--top-k", type=int, default=8)

@@ -48,14 +48,16 @@ class LowLatencyBench {
         results_(results),
         group_(world.team(), low_latency_options(options, max_tokens)),
         factors_(expert_factors(group_, peers.me())),
-        output_(device_tensor(DataType::bfloat16, {max_tokens * shape_.top_k, shape_.hidden})) {
+        output_(device_tensor(DataType::bfloat16, {max_tokens * shape_.top_k, shape_.hidden})),
+        nowhere_(device_tensor(DataType::int64, {max_tokens, shape_.top_k})) {
+    check(cudaMemset(nowhere_.data, 0xff, nowhere_.bytes()), "filling top-k indices with -1");
     for (std::int32_t set = 0; set < kSets; ++set)
       batches_.push_back(make_device_batch(shape_, max_tokens, peers, set, stream_.get()));
     group_.warmup();
   }
 
   void measure(std::int64_t tokens, const RowFormat& format) {
-    tokens_ = tokens;
+    tokens_ = sent_ = tokens;
     format_ = &format;
     count_rows();
     check_experts("before the chains");
@@ -77,6 +79,7 @@ class LowLatencyBench {
     unsummed_ = true;
     time_chain_of("unsummed pair", [this](std::int64_t i) { pair(i); }, 0);
     unsummed_ = false;
+    time_one_busy_pe();
     check_experts("after the chains");
   }
 
@@ -90,10 +93,13 @@ class LowLatencyBench {
     return batches_[static_cast<std::size_t>(i % kSets)];
   }
   TensorView output() const {
-    if (!unsummed_) return first_rows(output_, tokens_);
-    TensorView rows(output_.data, DataType::bfloat16, {tokens_, shape_.top_k, shape_.hidden});
+    if (!unsummed_) return first_rows(output_, sent_);
+    TensorView rows(output_.data, DataType::bfloat16, {sent_, shape_.top_k, shape_.hidden});
     rows.device = output_.device;
     return rows;
+  }
+  TensorView topk_idx(std::int64_t i) const {
+    return first_rows(without_experts_ ? nowhere_ : batch(i).topk_idx, sent_);
   }
   ep::Launch launch() const {
     return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0};
@@ -105,8 +111,7 @@ class LowLatencyBench {
     if (quantized()) options.scale_layout = scale_layout_;
     options.defer_receive = deferred_;
     options.launch = launch();
-    return group_.low_latency_dispatch(first_rows(batch(i).x, tokens_),
-                                       first_rows(batch(i).topk_idx, tokens_), options);
+    return group_.low_latency_dispatch(first_rows(batch(i).x, sent_), topk_idx(i), options);
   }
   ep::PendingCombine send_combine(std::int64_t i, const ep::LowLatencyReceived& received,
                                   const TensorView& outputs) {
@@ -118,9 +123,8 @@ class LowLatencyBench {
     options.out = output();
     options.defer_receive = deferred_;
     options.launch = launch();
-    return group_.low_latency_combine(outputs, first_rows(batch(i).topk_idx, tokens_),
-                                      first_rows(batch(i).weights, tokens_), received.handle,
-                                      options);
+    return group_.low_latency_combine(outputs, topk_idx(i), first_rows(batch(i).weights, sent_),
+                                      received.handle, options);
   }
   void pair(std::int64_t i) {
     const ep::LowLatencyReceived received = send_dispatch(i).receive();
@@ -168,6 +172,19 @@ class LowLatencyBench {
     time_chain_of("pair", [this](std::int64_t i) { pair(i); }, dispatch_bytes() + combine_bytes());
     time_chain_of(
         "dispatch", [this](std::int64_t i) { (void)send_dispatch(i).receive(); }, dispatch_bytes());
+  }
+
+  /// PE 0 has the tokens, as where attention runs on one PE of several; the others have one, or as
+  /// many, padded, without an expert.
+  void time_one_busy_pe() {
+    const bool busy = peers_.me() == 0;
+    const auto operation = [this](std::int64_t i) { pair(i); };
+    if (!busy) sent_ = 1;
+    time_chain_of("pair, other PEs with 1 token", operation, 0);
+    sent_ = tokens_;
+    without_experts_ = !busy;
+    time_chain_of("pair, other PEs with padding", operation, 0);
+    without_experts_ = false;
   }
 
   void time_marked_pairs() {
@@ -255,11 +272,11 @@ class LowLatencyBench {
   Results& results_;
   const Stream stream_;
   ep::Group group_;
-  const Tensor factors_, output_;
+  const Tensor factors_, output_, nowhere_;
   std::vector<DeviceBatch> batches_;
-  bool deferred_ = false, unsummed_ = false;
+  bool deferred_ = false, unsummed_ = false, without_experts_ = false;
   CombineFormat combine_;
-  std::int64_t tokens_ = 0;
+  std::int64_t tokens_ = 0, sent_ = 0;  ///< of the point; of this PE's calls
   const RowFormat* format_ = kFormats;
   ep::ScaleLayout scale_layout_ = ep::ScaleLayout::automatic;
   double rows_ = 0;
