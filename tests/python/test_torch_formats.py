@@ -48,12 +48,12 @@ def tokens_of(group):
     return heavy_tailed(count).requires_grad_(), idx, torch.rand(count, TOP_K, requires_grad=True)
 
 
-def factors_of(group, idx):
-    """[tokens, ranks]: the factor by which each rank multiplies a row of the token, a power of two,
-    or 0 without an expert there."""
+def factors_of(group, idx, expert_major=False):
+    """[tokens, ranks]: the sum of the factors by which each rank multiplies rows of the token: a
+    power of two, or 0 without an expert there; expert-major, that for each expert there."""
     rank_of = torch.where(idx < 0, -1, idx // group.local_experts)
-    here = torch.stack([(rank_of == rank).any(dim=1) for rank in range(group.team.size)], dim=1)
-    return here * 2.0 ** torch.arange(group.team.size)
+    here = torch.stack([(rank_of == rank).sum(dim=1) for rank in range(group.team.size)], dim=1)
+    return (here if expert_major else here.clamp(max=1)) * 2.0 ** torch.arange(group.team.size)
 
 
 def bound_of(name, rows):
@@ -90,9 +90,11 @@ def verify_layer(group, quantize, grad_quantize, back, **options):
     local = slopes[group.team.my_pe * group.local_experts :][: group.local_experts]
     loss = (out.double() * coefficients.double()).sum()
     here = received.topk_idx.clamp(min=0)
+    assert here.shape[1] == (1 if options.get("expert_major") else TOP_K)
     (loss + (received.topk_weights * local[here]).exp().sum()).backward()
 
-    factors, rows = factors_of(group, idx).double(), x.detach().double()
+    factors = factors_of(group, idx, options.get("expert_major", False)).double()
+    rows = x.detach().double()
     sent = bound_of(quantize, rows)
     sent = sent + (quantize != "none") * ROUNDING * (rows.abs() + sent)
     largest = rows.abs() + sent
@@ -112,6 +114,31 @@ def check_gradients_in_bfloat16_and_in_formats(group):
     for quantize in ("none", "fp8", "mxfp8"):
         for grad_quantize in ("none", "fp8", "mxfp8"):
             verify_layer(group, quantize, grad_quantize, "none")
+
+
+@on_groups
+def check_expert_major_rows(group):
+    for quantize, grad_quantize, back in (
+        ("none", "none", "none"),
+        ("none", "mxfp8", "fp8"),
+        ("fp8", "none", "mxfp8"),
+        ("mxfp8", "fp8", "none"),
+    ):
+        verify_layer(group, quantize, grad_quantize, back, expert_major=True)
+    most = group.team.size * MAX_TOKENS * TOP_K
+    x, idx, weights = tokens_of(group)
+    received = shoal.torch.dispatch(
+        group, x, idx, weights, quantize="mxfp8", expert_major=True, worst_case_rows=most
+    )
+    assert received.x.shape == (most, HIDDEN)
+    assert received.x[received.topk_idx[:, 0] < 0].eq(0).all()
+    shoal.torch.combine(group, received.x, received).sum().backward()
+    exact = shoal.torch.dispatch(group, x, idx, weights, quantize="mxfp8", expert_major=True)
+    assert sum(exact.tokens_per_expert) == len(exact.x)
+    assert torch.equal(exact.x, received.x[: len(exact.x)])
+    experts = exact.topk_idx[:, 0].bincount(minlength=group.local_experts)
+    assert experts.tolist() == exact.tokens_per_expert
+    shoal.torch.combine(group, exact.x, exact).sum().backward()
 
 
 @on_groups
@@ -176,14 +203,13 @@ def check_what_is_refused(group):
         ({"quantize": "nvfp4"}, "quantize is 'nvfp4'; allowed: none, fp8, fp8_power_of_two"),
         ({"quantize": "fp8", "grad_quantize": "fp8_ue8m0"}, "grad_quantize is 'fp8_ue8m0'"),
         ({"grad_quantize": "fp8"}, "grad_quantize is 'fp8' without quantize"),
-        ({"quantize": "fp8", "expert_major": True}, "expert_major with quantize"),
     ):
         with pytest.raises(shoal.InvalidArgumentError, match=text):
             shoal.torch.dispatch(group, x, idx, weights, **options)
     with pytest.raises(shoal.InvalidArgumentError, match="x has dtype torch.float32"):
         shoal.torch.dispatch(group, x.float(), idx, weights, quantize="fp8")
     received = shoal.torch.dispatch(group, x, idx, weights, expert_major=True)
-    with pytest.raises(shoal.InvalidArgumentError, match="quantize is 'fp8' for expert-major"):
+    with pytest.raises(shoal.InvalidArgumentError, match="quantize is 'fp8' for an expert"):
         shoal.torch.combine(group, received.x, received, quantize="fp8")
 
 

@@ -18,8 +18,16 @@ SENT = ("none", "fp8", "fp8_power_of_two", "fp8_ue8m0", "mxfp8")
 RETURNED = ("none", "fp8", "mxfp8")
 
 
+class Form(NamedTuple):
+    """The arrangement of a dispatch's rows, which its combine and their gradients share."""
+
+    worst_case_rows: int = 0
+    expert_major: bool = False
+
+
 class QuantizedReceived(NamedTuple):
-    """The result of a dispatch in a format on this rank. Rows are ordered as in `Received`.
+    """The result of a dispatch in a format on this rank. Rows are ordered as in `Received`, with
+    expert_major as in `ExpertMajorReceived`; k is then 1, otherwise the group's top_k.
 
     Gradients reach the sender through `x`. A product of `codes` and `scales` is a function of `x`
     too: an autograd function that takes all three and returns the gradient of `x`."""
@@ -27,12 +35,13 @@ class QuantizedReceived(NamedTuple):
     x: Tensor  #: bfloat16 [rows, hidden]: code times scale, rounded
     codes: Tensor | None  #: float8_e4m3fn [rows, hidden], as rows travelled; None for "none"
     scales: Tensor | None  #: [rows, groups]: float32, or uint8 for UE8M0; None for "none"
-    topk_idx: Tensor  #: int64 [rows, top_k]: local experts from 0; -1: expert elsewhere
-    topk_weights: Tensor | None  #: float32 [rows, top_k]; 0 where topk_idx is -1; or None
+    topk_idx: Tensor  #: int64 [rows, k]: local experts from 0; -1: expert elsewhere
+    topk_weights: Tensor | None  #: float32 [rows, k]; 0 where topk_idx is -1; or None
     source_token: Tensor  #: int32 [rows]: index of the token at its source
+    tokens_per_expert: list[int]  #: rows of each local expert; empty with worst_case_rows on GPUs
     handle: Any  #: the layout, for combine
     tokens: int  #: tokens that this rank sent
-    worst_case_rows: int  #: of the dispatch
+    form: Form  #: of the dispatch
 
 
 def check(call: str, name: str, given: str, allowed: tuple[str, ...]) -> None:
@@ -63,17 +72,17 @@ class _Rows(Function):
 
     @staticmethod
     def forward(ctx, x, topk_weights, topk_idx, group, settings):
-        quantize, ctx.grad_quantize, worst_case_rows, copy_out = settings
+        quantize, ctx.grad_quantize, form, copy_out = settings
         got = group.dispatch(
             eager._plain(x.detach()),
             group.route(eager._plain(topk_idx)),
             weights=None if topk_weights is None else eager._plain(topk_weights.detach()),
             quantize=quantize,
-            worst_case_rows=worst_case_rows,
             copy_out=copy_out,
+            **form._asdict(),
         )
         rows = got.x if quantize == "none" else decoded(got.x, got.scales)
-        if worst_case_rows:
+        if form.worst_case_rows:
             rows = rows.masked_fill(without_token(got.topk_idx), 0)
         others = (got.topk_idx, got.source_token)
         if quantize != "none":
@@ -82,7 +91,7 @@ class _Rows(Function):
         ctx.weighted = topk_weights is not None
         ctx.save_for_backward(got.topk_idx)
         ctx.mark_non_differentiable(*others)
-        return rows, got.topk_weights, got.handle, *others
+        return rows, got.topk_weights, got.handle, got.tokens_per_expert, *others
 
     @staticmethod
     @once_differentiable
@@ -102,9 +111,8 @@ class _Sums(Function):
     """Sums rows that travel in a format; the gradient is that of rows sent as they are."""
 
     @staticmethod
-    def forward(ctx, y, group, handle, worst_case_rows, unused, quantize):
-        ctx.group, ctx.handle, ctx.worst_case_rows = group, handle, worst_case_rows
-        ctx.unused = unused
+    def forward(ctx, y, group, handle, form, unused, quantize):
+        ctx.group, ctx.handle, ctx.form, ctx.unused = group, handle, form, unused
         return group.combine(eager._plain(y.detach()), handle, quantize=quantize).x
 
     @staticmethod
@@ -112,10 +120,7 @@ class _Sums(Function):
     def backward(ctx, grad_sums):
         with eager.backward_of("combine"):
             got = ctx.group.dispatch(
-                eager._plain(grad_sums),
-                ctx.handle,
-                worst_case_rows=ctx.worst_case_rows,
-                copy_out=True,
+                eager._plain(grad_sums), ctx.handle, copy_out=True, **ctx.form._asdict()
             )
         rows = got.x if ctx.unused is None else got.x.masked_fill(ctx.unused, 0)
         return rows, None, None, None, None, None
@@ -126,10 +131,10 @@ def dispatch(
     x: Tensor,
     topk_idx: Tensor,
     topk_weights: Tensor | None,
-    settings: tuple[str, str, int, bool],
+    settings: tuple[str, str, Form, bool],
 ) -> QuantizedReceived:
-    """See shoal.torch.dispatch. settings: quantize, grad_quantize, worst_case_rows, copy_out."""
-    quantize, grad_quantize, _, _ = settings
+    """See shoal.torch.dispatch. settings: quantize, grad_quantize, form, copy_out."""
+    quantize, grad_quantize, form, _ = settings
     check("dispatch", "quantize", quantize, SENT)
     check("dispatch", "grad_quantize", grad_quantize, RETURNED)
     if x.dtype is not torch.bfloat16:
@@ -137,18 +142,22 @@ def dispatch(
             f"shoal.torch.dispatch: x has dtype {x.dtype}; allowed with quantize or "
             "grad_quantize: torch.bfloat16"
         )
-    rows, weights, handle, idx, source, *encoded = _Rows.apply(
+    rows, weights, handle, by_expert, idx, source, *encoded = _Rows.apply(
         x, topk_weights, topk_idx, group, settings
     )
     codes, scales = encoded or (None, None)
     return QuantizedReceived(
-        rows, codes, scales, idx, weights, source, handle, x.shape[0], settings[2]
+        rows, codes, scales, idx, weights, source, by_expert, handle, x.shape[0], form
     )
 
 
 def combine(group: Any, y: Tensor, received: Any, quantize: str) -> Tensor:
     """See shoal.torch.combine."""
     check("combine", "quantize", quantize, RETURNED)
-    of = received if isinstance(received, QuantizedReceived) else ops.layout_of(received.handle)
-    unused = without_token(received.topk_idx) if of.worst_case_rows else None
-    return _Sums.apply(y, group, of.handle, of.worst_case_rows, unused, quantize)
+    if isinstance(received, QuantizedReceived):
+        handle, form = received.handle, received.form
+    else:
+        layout = ops.layout_of(received.handle)
+        handle, form = layout.handle, Form(layout.worst_case_rows)
+    unused = without_token(received.topk_idx) if form.worst_case_rows else None
+    return _Sums.apply(y, group, handle, form, unused, quantize)

@@ -61,6 +61,7 @@ def dispatch(
     *,
     worst_case_rows: int = 0,
     copy_out: bool = False,
+    expert_major: bool = False,
     quantize: str,
     grad_quantize: str = "none",
 ) -> QuantizedReceived: ...
@@ -90,7 +91,7 @@ def dispatch(
 
     expert_major: the result has a row for each (token, expert here), grouped by expert, in torch's
     memory or, on hosts, in that of the group as `live_results` allows. torch.compile breaks its
-    graph at these calls; worst_case_rows is 0.
+    graph at these calls; worst_case_rows is 0 without quantize.
     worst_case_rows: the number of rows of the result, at most ranks * max_tokens. Rows without a
     token are 0 and have topk_idx -1. Sizes are then known before the call, which torch.compile
     prefers and CUDA graphs need. A CUDA graph captures forward only, and the result must live as
@@ -111,11 +112,8 @@ def dispatch(
     if topk_weights is not None and topk_weights.dtype is not torch.float32:
         topk_weights = _float32(topk_weights)
     if quantize is not None:
-        if expert_major:
-            raise InvalidArgumentError(
-                "shoal.torch.dispatch: expert_major with quantize; allowed: expert_major=False"
-            )
-        settings = (quantize, grad_quantize, worst_case_rows, copy_out)
+        form = formats.Form(worst_case_rows, expert_major)
+        settings = (quantize, grad_quantize, form, copy_out)
         return outside_graphs(formats.dispatch)(group, x, topk_idx, topk_weights, settings)
     if grad_quantize != "none":
         raise InvalidArgumentError(
@@ -178,8 +176,8 @@ def combine(
     if isinstance(received, QuantizedReceived) or quantize != "none":
         if isinstance(received, ExpertMajorReceived):
             raise InvalidArgumentError(
-                f"shoal.torch.combine: quantize is {quantize!r} for expert-major rows; allowed: "
-                "none"
+                f"shoal.torch.combine: quantize is {quantize!r} for an expert-major dispatch "
+                'without quantize; allowed: none, or quantize="none" in the dispatch'
             )
         return outside_graphs(formats.combine)(group, y, received, quantize)
     if isinstance(received, ExpertMajorReceived):
