@@ -16,6 +16,7 @@ struct TensorMover {
   std::function<Tensor(const Tensor&)> upload;
   std::function<Tensor(const TensorView&)> download;
   std::function<void(const TensorView&, const Tensor&)> write;  ///< overwrites a tensor
+  bool bulk_copies = true;  ///< false where code for sm_90 does not run
 };
 /// For groups on the host.
 TensorMover host_tensors();

@@ -102,6 +102,11 @@ void check_scales_of_experts(ep::Group& group, const EpCase& c, const TensorMove
                  [&] { (void)ep::detail::dispatch(group, x, routing, options); });
     return;
   }
+  if (!move.bulk_copies) {
+    expect_error(Code::unsupported, "takes a GPU with bulk copies",
+                 [&] { (void)ep::detail::dispatch(group, x, routing, options); });
+    return;
+  }
   ep::Handle handle;
   for (const bool cached : {false, true}) {
     const ep::detail::AnyDispatched got = cached ? ep::detail::dispatch(group, x, handle, options)

@@ -10,7 +10,10 @@
 #include <stdexcept>
 
 #include "checks/ep/encoded_rows.hpp"
+#include "memory/device.hpp"
+#include "pe/memory.hpp"
 #include "support/made_up.hpp"
+#include "support/world/world_local.hpp"
 
 namespace shoal::test {
 namespace {
@@ -135,7 +138,8 @@ TensorMover mover(GpuGroup& group) {
   return {
       .upload = [&tensors](const Tensor& tensor) { return tensors.upload(tensor); },
       .download = [&tensors](const TensorView& view) { return tensors.download(view); },
-      .write = [&tensors](const TensorView& to, const Tensor& from) { tensors.write(to, from); }};
+      .write = [&tensors](const TensorView& to, const Tensor& from) { tensors.write(to, from); },
+      .bulk_copies = state_of(group.world).memory().cuda()->compute_capability >= 90};
 }
 
 GpuRound::GpuRound(GpuGroup& owner, const EpCase& c, const GpuCall& call)

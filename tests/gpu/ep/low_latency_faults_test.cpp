@@ -75,7 +75,7 @@ TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersContinue) {
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(1000);
   const EpCase c = wide_case(4, 67);
-  const auto stops = [&](Reduction reduction, bool defer) {
+  const auto stops = [&](Reduction reduction, bool defer, bool unsummed) {
     run_low_latency_group(
         c,
         [&](GpuGroup& group) {
@@ -92,7 +92,8 @@ TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersContinue) {
                       {.reduction = reduction,
                        .early_weights = reduction == Reduction::exact,
                        .masked = mask,
-                       .defer_receive = defer});
+                       .defer_receive = defer,
+                       .gives_rows = unsummed});
           for (int i = 0; i < 4; ++i) {
             const auto start = std::chrono::steady_clock::now();
             round.run();
@@ -112,8 +113,10 @@ TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersContinue) {
           options.timeout = kTimeout;
         });
   };
-  for (const Reduction reduction : kReductions)
-    for (const bool defer : kDeferrals) stops(reduction, defer);
+  for (const bool defer : kDeferrals) {
+    for (const Reduction reduction : kReductions) stops(reduction, defer, false);
+    stops(Reduction::automatic, defer, true);
+  }
 }
 
 TEST(EpGpuLowLatencyMode, ALiveRankIsMaskedAndReturns) {
