@@ -50,17 +50,19 @@ std::uint32_t parts_of(const LowLatencySizes& sizes, std::uint32_t threads, std:
 void launch_low_latency_combine(LowLatencyCombine& call, const LowLatencyLimits& limits,
                                 cudaStream_t stream) {
   const std::int32_t most = limits.multiprocessors;
-  call.send_blocks = combine_send::divide(call.send, most);
+  combine_send::divide(call.send, most);
   std::int64_t receive_blocks = combine_receive::divide(call.receive, most, most).blocks;
   // SMs that are left divide rows: a thread then waits for one load of each in place of several.
   const std::int64_t pairs = combine_send::expected_pairs(call.send), tokens = call.receive.tokens;
   call.send.parts =
       parts_of(call.send.sizes, combine_send::kThreads, pairs, most - 1 - receive_blocks);
-  call.send_blocks = static_cast<std::uint32_t>(pairs * call.send.parts + 1);
   if (call.receive.wait_ns == nullptr)  // with statistics a block has whole tokens
     call.receive.parts = parts_of(call.receive.sizes, combine_receive::kThreads, tokens,
-                                  most - 1 - std::int64_t{call.send_blocks});
+                                  most - 2 - pairs * call.send.parts);
   receive_blocks = tokens * call.receive.parts + 1;
+  // All other SMs send: ranks with more tokens than this one have more pairs here than expected.
+  call.send_blocks = static_cast<std::uint32_t>(std::min(
+      most - receive_blocks, combine_send::most_pairs(call.send) * call.send.parts + 1));
   launch(
       call.send.parts > 1 ? low_latency::combine_kernel<true> : low_latency::combine_kernel<false>,
       call.send_blocks + static_cast<std::uint32_t>(receive_blocks), kThreads, 0, call, limits,
