@@ -12,7 +12,8 @@ calls of its process down by a factor of up to three; so processes of their own 
 times are known. --parts names what is measured: the rows above in pairs of one size ("normal"), the
 forms of `ElasticBuffer` by size, beside an all-gather and a reduce-scatter ("forms"), a layer with
 its products by size, other calls of `ElasticBuffer`, `HybridEPBuffer`, low-latency calls of
-`--low-latency-tokens` by format and, from FP8 to BF16, by `--low-latency-sizes`.
+`--low-latency-tokens` by format ("low-latency") and from FP8 to BF16 by tokens
+("low-latency-sizes").
 """
 
 import argparse
@@ -32,7 +33,7 @@ from deep_ep_calls import Case, Elastic, Legacy, chain, host_time, in_a_graph, q
 from deep_ep_low_latency import measure_low_latency, measure_low_latency_calls
 from rounds import origin
 
-PARTS = ("normal", "forms", "layer", "others", "hybrid", "low-latency")
+PARTS = ("normal", "forms", "layer", "others", "hybrid", "low-latency", "low-latency-sizes")
 
 
 class Others:
@@ -398,8 +399,9 @@ def measure(rank, ranks, a, path):
         measure_hybrid(case, figures)
     if "low-latency" in a.parts:
         measure_low_latency(Case(a, rank, ranks, a.low_latency_tokens), figures)
-        for tokens in a.low_latency_sizes:
-            measure_low_latency_calls(Case(a, rank, ranks, tokens), figures)
+    if "low-latency-sizes" in a.parts and not a.counts:
+        cases = [Case(a, rank, ranks, tokens) for tokens in a.low_latency_sizes]
+        measure_low_latency_calls(cases, figures)
     kinds = (("Buffer", legacy), ("ElasticBuffer", elastic)) if "normal" in a.parts else ()
     for name, kind in kinds:
         for sync in (True, False):
@@ -447,7 +449,7 @@ def main():
     )
     parser.add_argument("--low-latency-tokens", type=int, default=128, help="per rank")
     parser.add_argument(
-        "--low-latency-sizes", type=int, nargs="*", default=[8, 64, 128], help="tokens per rank"
+        "--low-latency-sizes", type=int, nargs="+", default=[8, 64, 128], help="tokens per rank"
     )
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--intermediate", type=int, default=2048, help="of layers")
@@ -461,7 +463,8 @@ def main():
     parser.add_argument("--json", help="write the figures to this file")
     a = parser.parse_args()
     figures = measured(a, counts=False)
-    launches = measured(a, counts=True) if torch.cuda.is_available() else {}
+    counts = torch.cuda.is_available() and a.parts != ["low-latency-sizes"]
+    launches = measured(a, counts=True) if counts else {}
     figures = {
         key: value if is_figure(value) else launches.get(key) for key, value in figures.items()
     }

@@ -74,8 +74,10 @@ class LowLatencyBench {
       check_experts(fmt::format("with {}", combine.name).c_str());
       time_chain_of(
           fmt::format("{} pair", combine.name).c_str(), [this](std::int64_t i) { pair(i); }, 0);
+      time_exact(fmt::format("{} exact pair", combine.name).c_str());
     }
     combine_ = {};
+    time_exact("exact pair");
     unsummed_ = true;
     time_chain_of("unsummed pair", [this](std::int64_t i) { pair(i); }, 0);
     unsummed_ = false;
@@ -120,6 +122,7 @@ class LowLatencyBench {
     options.log_fmt = combine_.log_fmt;
     options.quantize = combine_.quantize;
     options.unsummed = unsummed_;
+    options.reduction = reduction_;
     options.out = output();
     options.defer_receive = deferred_;
     options.launch = launch();
@@ -172,6 +175,13 @@ class LowLatencyBench {
     time_chain_of("pair", [this](std::int64_t i) { pair(i); }, dispatch_bytes() + combine_bytes());
     time_chain_of(
         "dispatch", [this](std::int64_t i) { (void)send_dispatch(i).receive(); }, dispatch_bytes());
+  }
+
+  /// With a combine whose rows travel to the sources of tokens before they are summed.
+  void time_exact(const char* name) {
+    reduction_ = ep::Reduction::exact;
+    time_chain_of(name, [this](std::int64_t i) { pair(i); }, 0);
+    reduction_ = ep::Reduction::automatic;
   }
 
   /// PE 0 has the tokens, as where attention runs on one PE of several; the others have one, or as
@@ -276,6 +286,7 @@ class LowLatencyBench {
   std::vector<DeviceBatch> batches_;
   bool deferred_ = false, unsummed_ = false, without_experts_ = false;
   CombineFormat combine_;
+  ep::Reduction reduction_ = ep::Reduction::automatic;
   std::int64_t tokens_ = 0, sent_ = 0;  ///< of the point; of this PE's calls
   const RowFormat* format_ = kFormats;
   ep::ScaleLayout scale_layout_ = ep::ScaleLayout::automatic;
