@@ -91,7 +91,8 @@ def dispatch(
 
     expert_major: the result has a row for each (token, expert here), grouped by expert, in torch's
     memory or, on hosts, in that of the group as `live_results` allows. torch.compile breaks its
-    graph at these calls; worst_case_rows is 0 without quantize.
+    graph at these calls; worst_case_rows is 0 without quantize. With quantize, combine and backward
+    copy rows to the group's memory, which has room for ranks * max_tokens of them.
     worst_case_rows: the number of rows of the result, at most ranks * max_tokens. Rows without a
     token are 0 and have topk_idx -1. Sizes are then known before the call, which torch.compile
     prefers and CUDA graphs need. A CUDA graph captures forward only, and the result must live as
