@@ -12,8 +12,8 @@
 //
 // The heap lies on the host or, with SHOAL_HEAP=cuda, in GPU memory. In the latter case its
 // addresses are for kernels and copies: the host must not read or write them. Memory is taken when
-// it is needed: page by page on the host, in steps of 64 MiB on a GPU, which malloc adds on all PEs
-// together. Memory once taken stays with the world.
+// it is needed: page by page on the host, in steps of 64 MiB or more on a GPU, which malloc adds on
+// all PEs together. Memory once taken stays with the world.
 #pragma once
 
 #include <cstddef>

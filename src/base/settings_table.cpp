@@ -87,7 +87,7 @@ std::vector<SettingInfo> world_rows() {
              kMaxIndex),
       number("SHOAL_SYMMETRIC_SIZE", "NVSHMEM_SYMMETRIC_SIZE", scope, &S::symmetric_size,
              "Size of the symmetric heap of each PE. Memory is taken on first use: by page on the "
-             "host, in steps of 64 MiB on GPUs.",
+             "host, in steps of at least 64 MiB on GPUs.",
              1 << 20, kMaxHeap),
       text("SHOAL_HEAP", "NVSHMEM_HEAP_KIND", scope, &S::heap,
            "Where the symmetric heap lies; the same on all PEs.", {"host", "cuda"}),

@@ -15,7 +15,7 @@ namespace shoal::memory {
 namespace {
 
 // A mapping takes about a millisecond: not for every allocation.
-constexpr std::size_t kStep = std::size_t{64} << 20;
+constexpr std::size_t kLeastStep = std::size_t{64} << 20;
 
 template <typename Has>
 void require_all(std::span<const DeviceDescription> devices, const char* setting, const char* what,
@@ -60,16 +60,20 @@ HandleKind choose_handle(std::string_view setting, std::span<const DeviceDescrip
   return std::all_of(devices.begin(), devices.end(), with_fd) ? HandleKind::fd : HandleKind::ipc;
 }
 
-std::size_t device_heap_bytes(std::size_t symmetric_size,
-                              std::span<const DeviceDescription> devices) noexcept {
+std::size_t device_heap_unit(std::span<const DeviceDescription> devices) noexcept {
   std::size_t unit = Segment::kAlignment;  // granularities are powers of two
   for (const DeviceDescription& device : devices)
     unit = std::max<std::size_t>(unit, device.granularity);
-  return align_up(symmetric_size, unit);
+  return unit;
+}
+
+std::size_t device_heap_bytes(std::size_t symmetric_size,
+                              std::span<const DeviceDescription> devices) noexcept {
+  return align_up(symmetric_size, device_heap_unit(devices));
 }
 
 std::size_t DeviceHeap::step(std::size_t bytes) const noexcept {
-  return std::min(size_, align_up(bytes, kStep));
+  return std::min(size_, align_up(std::max(bytes, mapped_ + kLeastStep), unit_));
 }
 
 #ifdef SHOAL_WITH_CUDA

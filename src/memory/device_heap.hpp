@@ -31,7 +31,9 @@ std::string_view name_of(HandleKind kind) noexcept;
 HandleKind choose_handle(std::string_view setting, std::span<const DeviceDescription> devices,
                          std::span<const std::int32_t> host_of);
 
-/// SHOAL_SYMMETRIC_SIZE rounded up to what every GPU of the world can map.
+/// Bytes of which every mapping by GPUs of the world is a multiple.
+std::size_t device_heap_unit(std::span<const DeviceDescription> devices) noexcept;
+/// SHOAL_SYMMETRIC_SIZE rounded up to that unit.
 std::size_t device_heap_bytes(std::size_t symmetric_size,
                               std::span<const DeviceDescription> devices) noexcept;
 
@@ -66,7 +68,8 @@ class DeviceHeap {
   /// Bytes of each PE's heap, and how many of them are backed by memory.
   std::size_t size() const noexcept { return size_; }
   std::size_t mapped() const noexcept { return mapped_; }
-  /// The argument of add if `bytes` bytes are needed.
+  /// The argument of add if `bytes` bytes are needed, more than are mapped: at least 64 MiB are
+  /// added, and no more than a unit of the GPUs beyond what is needed.
   std::size_t step(std::size_t bytes) const noexcept;
 
   /// The heap of `pe` in this process's addresses; nullptr if it is not reachable.
@@ -82,10 +85,10 @@ class DeviceHeap {
   const Device& device() const noexcept { return *device_; }
 
  protected:
-  DeviceHeap(std::shared_ptr<Device> device, std::size_t size)
-      : device_(std::move(device)), size_(size) {}
+  DeviceHeap(std::shared_ptr<Device> device, std::size_t size, std::size_t unit)
+      : device_(std::move(device)), size_(size), unit_(unit) {}
   std::shared_ptr<Device> device_;
-  std::size_t size_;
+  std::size_t size_, unit_;
   std::size_t mapped_ = 0;
 };
 

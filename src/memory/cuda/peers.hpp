@@ -52,7 +52,7 @@ class PeerHeap : public DeviceHeap {
 
  protected:
   explicit PeerHeap(DeviceHeapContext context)
-      : DeviceHeap(context.device, context.bytes),
+      : DeviceHeap(context.device, context.bytes, device_heap_unit(context.devices)),
         driver_(driver()),
         context_(std::move(context)),
         peers_(survey_peers(driver_, context_)) {}

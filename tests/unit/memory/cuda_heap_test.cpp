@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 
+#include "base/align.hpp"
 #include "checks/world/operations.hpp"
 #include "checks/world/share.hpp"
 #include "fabric/fabric.hpp"
@@ -196,10 +197,16 @@ TEST(CudaHeapGrowth, TakesMemoryWhenItIsNeeded) {
     heap.free(first);
     EXPECT_EQ(heap.malloc(40 * kMiB), first);
     heap.free(first);
+    // A large block takes what is missing for it, in units of the GPU.
+    const auto* const larger = static_cast<const std::byte*>(heap.malloc(200 * kMiB));
+    expect_error(Code::invalid_argument,
+                 fmt::format("has memory up to {} so far",
+                             align_up(heap.offset_of(larger) + 200 * kMiB, 2 * kMiB)),
+                 [&] { world.get_bytes(&byte, {0, 512 * kMiB}, 1); });
   });
   EXPECT_EQ(FakeCuda::leaks(), "");
-  EXPECT_EQ(FakeCuda::calls("mem_create"), 8)
-      << "64 MiB at the start and once more, on each of 4 PEs";
+  EXPECT_EQ(FakeCuda::calls("mem_create"), 12)
+      << "64 MiB at the start and once more, then the rest, on each of 4 PEs";
 }
 
 // A growth that fails on one PE fails on all PEs and leaves the heap unchanged.

@@ -138,7 +138,7 @@ constexpr transport::WordKernels kKernels = {load, atomic, signal, store};
 class Heap final : public memory::DeviceHeap {
  public:
   Heap(std::shared_ptr<memory::Device> device, Pe pes, std::size_t words)
-      : DeviceHeap(std::move(device), words * 8),
+      : DeviceHeap(std::move(device), words * 8, 8),
         memory_(static_cast<std::size_t>(pes), std::vector<std::uint64_t>(words)) {}
   std::vector<std::byte> add(std::size_t) override { return {}; }
   void connect(std::span<const std::vector<std::byte>>, const memory::FdExchange&) override {}
