@@ -58,7 +58,8 @@ struct GroupOptions {
   /// Scales (4 bytes each) per row, at most; 0: one per 128 channels.
   std::int64_t max_scales = 0;
   /// The number of normal-mode results of any size that can be held at once. More can be held when
-  /// they are small.
+  /// they are small. With 1 and combine_staging, a group in GPU memory has room for one more, which
+  /// is transient (DispatchOptions::transient) or the copy that a combine makes.
   std::int32_t live_results = 2;
   /// Tokens per rank and low-latency operation, at most; 0: no low-latency mode.
   std::int64_t low_latency_max_tokens = 0;
@@ -73,9 +74,10 @@ struct GroupOptions {
   /// Threads of this PE that move rows on the host backend; 0: SHOAL_EP_THREADS.
   std::int32_t threads = 0;
   /// Whether combine takes a y outside the symmetric heap, which needs room for a copy: on GPUs,
-  /// real memory of ranks * max_tokens rows. Without it such a y is Error{invalid_argument}, unless
-  /// it lies in a shared buffer (SymmetricHeap::share_buffer). CombineOptions::quantize needs the
-  /// room on one node wherever y lies.
+  /// real memory of ranks * max_tokens rows, with live_results 1 that of another result. Without it
+  /// such a y is Error{invalid_argument}, unless it lies in a shared buffer
+  /// (SymmetricHeap::share_buffer). CombineOptions::quantize needs the room on one node wherever y
+  /// lies.
   bool combine_staging = true;
   /// Between nodes, normal mode: bytes of a chunk; 0: SHOAL_EP_CHUNK.
   std::int64_t chunk_bytes = 0;

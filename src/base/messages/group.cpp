@@ -166,6 +166,11 @@ static constexpr Message kGroupRows[] = {
      "`SHOAL_EP_BETWEEN_NODES=staged`."},
     {567, "Results of earlier dispatches still hold the receive area.",
      "Release them (in Python, drop the references), or raise `GroupOptions.live_results`."},
+    {568,
+     "With `GroupOptions.live_results` 1, a copy of the expert output takes the memory of another "
+     "result, which is still held.",
+     "Release transient results before the next call, and all but one result before a combine; or "
+     "raise `GroupOptions.live_results`."},
     {570, "An array has another shape or type than the call needs.",
      "Pass an array of the shape and type that the message states."},
     {571, "The rows of the array are not contiguous.",

@@ -24,7 +24,8 @@ class CudaBackend final : public detail::Backend {
     const detail::DeviceLayout layout(state_.shape);
     return {.bytes = layout.total,
             .arena_bytes = layout.arena_bytes,
-            .arena_results = static_cast<std::size_t>(state_.shape.live_results)};
+            .arena_results = static_cast<std::size_t>(state_.shape.live_results),
+            .arena_transient = layout.stages_in_arena ? std::size_t{1} : 0};
   }
   std::vector<observe::MemoryRegion> regions() const override {
     return detail::regions_of(detail::DeviceLayout(state_.shape), state_.shape);

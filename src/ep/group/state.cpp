@@ -41,7 +41,7 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
       timeout(wanted.timeout.count() > 0 ? wanted.timeout : world->settings().timeout),
       backend(placement.make_backend(*this)),
       plan(backend->block_plan()),
-      arena(plan.arena_bytes, plan.arena_results),
+      arena(plan.arena_bytes, plan.arena_results, plan.arena_transient),
       recorder(world->settings(), world->recorder(), world->my_pe(), me, pes_of(owner),
                hosts_of(owner), shape.first_expert(me), shape.experts_of(me)) {}
 

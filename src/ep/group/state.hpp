@@ -39,7 +39,7 @@ struct PendingDispatchState;
 struct BlockPlan {
   std::size_t bytes = 0;          ///< of a rank's block
   std::size_t arena_bytes = 0;    ///< of the receive area in it
-  std::size_t arena_results = 0;  ///< as for Arena
+  std::size_t arena_results = 0, arena_transient = 0;  ///< as for Arena
   bool staging = false;           ///< from the world's staging memory; else from the heap
 };
 

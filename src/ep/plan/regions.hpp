@@ -55,7 +55,7 @@ void add_common_regions(Regions& regions, const Layout& layout, const Shape& sha
   regions.add("failed", layout.failed, {rank}, kLine);
   regions.add("notices", layout.notices, {{"parity", 2}, {"source rank", shape.ranks}},
               layout.notice_bytes);
-  const std::int64_t staged = shape.combine_staging ? shape.max_received() : 0;
+  const std::int64_t staged = layout.staging_weights > layout.staging ? shape.max_received() : 0;
   regions.add("receive_arena", layout.arena, {}, layout.arena_bytes);
   regions.add("staging", layout.staging, {{"row", staged}}, shape.max_combine_row_bytes);
   regions.add("staging_weights", layout.staging_weights,

@@ -202,10 +202,13 @@ class HeldOverReplays {
   ep::Dispatched got_;
 };
 
-void with_group(std::int32_t ranks, int live_results, const std::function<void(GpuGroup&)>& body) {
+/// combine_staging: without it, a group for one result has room for no other one.
+void with_group(std::int32_t ranks, int live_results, const std::function<void(GpuGroup&)>& body,
+                bool combine_staging = true) {
   run_threads(ranks, gpu_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(shape(ranks));
     options.live_results = live_results;
+    options.combine_staging = combine_staging;
     GpuGroup group(world, options);
     body(group);
     group.settle();
@@ -317,8 +320,8 @@ INSTANTIATE_TEST_SUITE_P(RanksAndEnd, EpGpuGraphEnds,
 
 TEST_P(EpGpuGraphEnds, TheRoomOfItsResultsReturns) {
   SHOAL_SKIP_WITHOUT_GPU();
-  with_group(ranks(), 1, [&](GpuGroup& g) {
-    GpuRound round(g, shape(ranks()), {});
+  const auto body = [&](GpuGroup& g) {
+    GpuRound round(g, shape(ranks()), {.place = OutputPlace::in_place});
     const ep::Routing routing = round.route();
     Pairs pairs(g, 1);
     capture_and_end(g, pairs);
@@ -334,7 +337,8 @@ TEST_P(EpGpuGraphEnds, TheRoomOfItsResultsReturns) {
     round.check(got);
     round.write_expert_output(got);
     round.check(round.combine(got));
-  });
+  };
+  with_group(ranks(), 1, body, false);
 }
 
 TEST_P(EpGpuGraphEnds, LowLatencyCallsGoOnAsBefore) {
@@ -355,18 +359,47 @@ TEST_P(EpGpuGraphEnds, LowLatencyCallsGoOnAsBefore) {
 // Group::dispatch may share memory with captured dispatches if its result is transient.
 TEST_P(EpGpuGraphPairs, ATransientResultNeedsNoRoomNextToThoseOfGraphs) {
   SHOAL_SKIP_WITHOUT_GPU();
-  with_group(GetParam(), 1, [&](GpuGroup& g) {
+  const auto body = [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
     const EpCase c = shape(GetParam());
     Pairs pairs(g, 1);
     sync(g.world.team());
     const Graph graph(stream, [&] { pairs.queue(stream, Release::at_once); });
-    GpuRound held(g, c, {}), transient(g, c, {.dispatch = {.transient = true}});
+    GpuRound held(g, c, {.place = OutputPlace::in_place}),
+        transient(g, c, {.dispatch = {.transient = true}, .place = OutputPlace::in_place});
     const ep::Routing routing = held.route();
     expect_error(Code::exhausted, "no room", [&] { held.dispatch(routing); });
     for (int seed = 1; seed < 4; ++seed) {
       transient.run();
       replay_with_other_rows(g, pairs, graph, stream, seed);
+    }
+  };
+  with_group(GetParam(), 1, body, false);
+}
+
+// GroupOptions.live_results 1: next to a held result there is room for a transient one, then for a
+// copy of expert output; so there is in a graph, and next to one.
+TEST_P(EpGpuGraphPairs, AGroupForOneResultCopiesExpertOutputNextToIt) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  with_group(GetParam(), 1, [&](GpuGroup& g) {
+    CUstream_st* const stream = g.tensors.new_stream();
+    const EpCase c = shape(GetParam());
+    GpuRound held(g, c, {}), transient(g, c, {.dispatch = {.transient = true}});
+    {
+      const ep::Dispatched got = held.dispatch(held.route());
+      transient.check(transient.dispatch(transient.route()));
+      held.write_expert_output(got);
+      held.check(held.combine(got));
+      held.check(got);
+      sync(g.world.team());
+    }
+    Pairs pairs(g, kKinds);
+    sync(g.world.team());
+    const Graph graph(stream, [&] { pairs.queue(stream, Release::at_once); });
+    sync(g.world.team());
+    for (int seed = 1; seed < 4; ++seed) {
+      replay_with_other_rows(g, pairs, graph, stream, seed);
+      transient.run();
     }
   });
 }

@@ -36,6 +36,7 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
   const std::size_t lines = ranks * detail::kLine;
   const std::size_t notice = sizeof(detail::DeviceNotice) + (ranks + shape.local_experts) * 4;
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
+  const bool in_arena = layout.stages_in_arena;
   return {
       {"entered", layout.entered, lines, 64},
       {"finished", layout.finished, lines, 64},
@@ -52,8 +53,8 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
       {"staged_flags", layout.staged_flags, ranks * layout.staged_pieces * 8, 8},
       {"staged_counts", layout.staged_counts, ranks * layout.staged_pieces * 4, 4},
       {"arena", layout.arena, layout.arena_bytes, 4096},
-      {"staging", layout.staging, staged * shape.max_combine_row_bytes, 128},
-      {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
+      {"staging", layout.staging, in_arena ? 0 : staged * shape.max_combine_row_bytes, 128},
+      {"staging_weights", layout.staging_weights, in_arena ? 0 : staged * top_k * 4, 16},
       {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
       {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},
       {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 8, 16},
@@ -77,6 +78,13 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
   }
   EXPECT_LE(layout.control_end, layout.normal_end);
   EXPECT_LE(layout.normal_end, layout.total);
+  const std::size_t staged_rows = shape.combine_staging ? shape.max_received() : 0;
+  EXPECT_EQ(layout.stages_in_arena, staged_rows > 0 && shape.live_results == 1);
+  EXPECT_GE(layout.staging_bytes, staged_rows * shape.max_combine_row_bytes);
+  EXPECT_GE(layout.staging_weight_bytes, staged_rows * shape.top_k * 4);
+  if (layout.stages_in_arena)
+    EXPECT_GE(layout.arena_bytes, 2 * std::max(layout.largest_result,
+                                               layout.staging_bytes + layout.staging_weight_bytes));
   EXPECT_GE(layout.notice_bytes,
             sizeof(detail::DeviceNotice) + (shape.ranks + shape.local_experts) * 4);
   EXPECT_EQ(layout.notice_bytes % 64, 0U);
@@ -276,6 +284,15 @@ TEST(EpResultMemory, KeepsTheLastResultAndWhatIsHeld) {
   }
 }
 
+// A result, and one in flight or a copy of expert output.
+TEST(EpDeviceLayout, OneResultOf4096TokensFitsInto245MegabytesOnTwoGpus) {
+  GroupOptions options = test::deepseek_options();
+  options.low_latency_max_tokens = 0;
+  options.live_results = 1;
+  EXPECT_LE(size_hint(options, 2, DeviceKind::cuda).total(), 245'000'000U);
+  EXPECT_LE(size_hint(options, 4, DeviceKind::cuda).total(), 490'000'000U);
+}
+
 TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
   GroupOptions options = test::deepseek_options();
   options.live_results = 1;
@@ -338,7 +355,7 @@ TEST(EpDeviceLayout, LiveResultsFitIntoTheArena) {
             shape.max_received(), shape.max_row_bytes,
             SideRecord(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k).bytes)
             .total;
-    detail::Arena arena(layout.arena_bytes, live);
+    detail::Arena arena(layout.arena_bytes, live, layout.stages_in_arena ? 1 : 0);
     std::vector<std::size_t> held;
     for (std::int32_t i = 0; i < live; ++i) {
       const auto at = arena.take(largest);

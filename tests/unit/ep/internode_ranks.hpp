@@ -292,13 +292,13 @@ class Ranks {
     shape.hidden = c.hidden;
     shape.max_tokens = c.max_tokens;
     shape.max_scales = c.scales;
-    shape.live_results = 1;
+    shape.live_results = 2;
     shape.max_row_bytes = shape.max_combine_row_bytes = static_cast<std::size_t>(c.hidden) * 2;
     return shape;
   }
   std::uint32_t row_bytes() const { return static_cast<std::uint32_t>(c_.hidden) * 2; }
   std::int64_t region_rows() const {
-    return detail::rows_that_fit(1 << 20, layout_.arena_bytes, [&](std::int64_t rows) {
+    return detail::rows_that_fit(1 << 20, layout_.largest_result, [&](std::int64_t rows) {
       return detail::RegionLayout(static_cast<std::uint64_t>(rows), row_bytes(), record_.bytes)
           .total;
     });

@@ -117,6 +117,11 @@ class Ranks {
     shape.max_row_bytes = shape.max_combine_row_bytes = static_cast<std::size_t>(c.hidden) * 2;
     return shape;
   }
+  // Where a group with one live result stages beside that: at the end of its arena.
+  std::size_t staging_weights() const {
+    return layout_.arena + layout_.arena_bytes - layout_.staging_weight_bytes;
+  }
+  std::size_t staging() const { return staging_weights() - layout_.staging_bytes; }
   std::int32_t copies_per_token() const { return std::min(c_.top_k, c_.ranks); }
   std::int32_t& count(std::int32_t from, std::int32_t to) {
     return counts_[static_cast<std::size_t>(from * c_.ranks + to)];
@@ -199,7 +204,7 @@ class Ranks {
     for (std::size_t i = 0; i < results; ++i) rank.bias[i] = value();
     rank.out = Array<std::uint16_t>(results, 0x77);
     rank.out_weights = Array<float>(static_cast<std::size_t>(c_.tokens[me]) * c_.top_k, 0x77);
-    std::memset(rank.block.data() + layout_.staging, 0x55, layout_.normal_end - layout_.staging);
+    std::memset(rank.block.data() + staging(), 0x55, layout_.normal_end - staging());
     DeviceGroup& group = rank.group;
     group.layout = layout_;
     for (std::int32_t other = 0; other < c_.ranks; ++other)
@@ -218,8 +223,8 @@ class Ranks {
     NormalCombine params{};
     params.group = rank.group;
     const bool in_heap = c_.output == Output::in_heap, summed = c_.output == Output::summed;
-    params.y = in_heap && !encodes() ? layout_.arena : layout_.staging;
-    params.y_weights = c_.weighted ? layout_.staging_weights : detail::kNoRoom;
+    params.y = in_heap && !encodes() ? layout_.arena : staging();
+    params.y_weights = c_.weighted ? staging_weights() : detail::kNoRoom;
     params.weight_stride = static_cast<std::uint32_t>(c_.top_k) * 4;
     CombineStaging& staging = params.staging;
     if (!in_heap) staging.rows = reinterpret_cast<const std::byte*>(rank.y.data());
@@ -394,7 +399,7 @@ class Ranks {
   void check_staging(std::int32_t me) {
     Rank& rank = ranks_[me];
     const auto* const staged =
-        reinterpret_cast<const std::uint16_t*>(rank.block.data() + layout_.staging);
+        reinterpret_cast<const std::uint16_t*>(rank.block.data() + staging());
     const std::int32_t local = first_row(me, me), local_end = local + count(me, me);
     for (std::int64_t row = 0; row < shape_.max_received(); ++row)
       for (std::int64_t channel = 0; channel < c_.hidden; channel += 7) {

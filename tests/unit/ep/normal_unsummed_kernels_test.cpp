@@ -67,7 +67,7 @@ class Ranks {
     shape.top_k = c.top_k;
     shape.hidden = c.hidden;
     shape.max_tokens = c.top_k * *std::ranges::max_element(c.tokens);
-    shape.live_results = 1;
+    shape.live_results = 2;
     shape.max_row_bytes = shape.max_combine_row_bytes =
         static_cast<std::size_t>(c.hidden) * size_of(c.dtype);
     return shape;

@@ -145,6 +145,70 @@ TEST(Arena, ALongerTransientResultOverlapsAShortRegionOfAGraph) {
   EXPECT_EQ(arena.take(3 * kPage, 2), 0u);
 }
 
+TEST(Arena, ATransientRegionFitsNextToASingleResult) {
+  Arena arena(8 * kPage, 1, 1);
+  for (const std::size_t bytes : {kPage, 4 * kPage}) {
+    EXPECT_EQ(arena.take(bytes), 0u);
+    EXPECT_EQ(arena.take(kPage), std::nullopt) << "a second result";
+    EXPECT_EQ(arena.take(4 * kPage, 0, true), bytes) << "in the lowest gap";
+    EXPECT_EQ(arena.take(kPage, 0, true), std::nullopt);
+    arena.release(0);
+    EXPECT_EQ(arena.take(kPage, 0, true), 0u) << "no result is held";
+    arena.release(0);
+    arena.release(bytes);
+  }
+  EXPECT_EQ(arena.take(4 * kPage, 0, true), 0u);
+  EXPECT_EQ(arena.take(4 * kPage), 4 * kPage) << "one result, whatever transient region there is";
+}
+
+// What a graph of short operations writes leaves room for a plain result of any size.
+TEST(Arena, ShortRegionsOfAGraphLieTogether) {
+  Arena arena(8 * kPage, 1, 1);
+  EXPECT_EQ(arena.take_apart(2 * kPage, 1), 0u);
+  EXPECT_EQ(arena.take(2 * kPage, 1, true), 2 * kPage) << "a copy of expert output";
+  arena.release(2 * kPage);
+  arena.release(0);
+  EXPECT_TRUE(arena.has_plain_room());
+  EXPECT_EQ(arena.take(4 * kPage), 4 * kPage);
+  EXPECT_FALSE(arena.has_plain_room());
+  EXPECT_EQ(arena.take(4 * kPage, 0, true), 0u) << "where the graph writes";
+  arena.release(0);
+  EXPECT_EQ(arena.take_apart(kPage, 1), std::nullopt) << "a second result";
+  arena.release(4 * kPage);
+  EXPECT_EQ(arena.take(3 * kPage, 1, true), 0u);
+  arena.release(0);
+  EXPECT_TRUE(arena.has_plain_room());
+  EXPECT_EQ(arena.take_apart(3 * kPage, 1), 0u);
+  EXPECT_EQ(arena.take(3 * kPage, 1, true), 3 * kPage);
+  EXPECT_FALSE(arena.has_plain_room()) << "longer than half a result each";
+}
+
+// Any sequence of one result, transient regions and graphs: a transient region of the largest size
+// has room whenever at most one result is held.
+TEST(Arena, ACopyOfExpertOutputAlwaysHasRoom) {
+  std::mt19937 random(3);
+  constexpr std::size_t kLargest = 16;
+  for (int round = 0; round < 200; ++round) {
+    Arena arena(2 * kLargest * kPage, 1, 1);
+    std::vector<std::size_t> held;  // one at most
+    for (int i = 0; i < 100; ++i) {
+      const std::uint64_t graph = random() % 3;
+      const std::size_t bytes = (1 + random() % kLargest) * kPage;
+      if (!held.empty()) {
+        arena.release(held.back());
+        held.clear();
+      } else if (random() % 2 == 0) {
+        const auto at = graph != 0 ? arena.take_apart(bytes, graph) : arena.take(bytes);
+        if (at) held.push_back(*at);
+      }
+      const auto copy = arena.take(i % 2 == 0 ? kLargest * kPage : bytes, graph, true);
+      ASSERT_TRUE(copy.has_value()) << "round " << round << ", step " << i;
+      arena.release(*copy);
+      if (random() % 8 == 0) arena.forget(1 + random() % 2);
+    }
+  }
+}
+
 TEST(Arena, FirstFitLeavesOutTheRegionsOfGraphs) {
   Arena arena(8 * kPage, 3);
   EXPECT_EQ(arena.take(kPage), 0u);

@@ -40,7 +40,8 @@ void NormalKernels::open() {
   map_ = detail::show_block(
       state, "heap", offset, internode_.end(), blocks,
       detail::regions_of(layout_, internode_.grid().layout, normal_shape(state)));
-  state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results));
+  state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results),
+                    layout_.stages_in_arena ? 1 : 0);
   group.network = path_of(state, memory, internode_.end());
   group.driver_moves_rows = driver_moves_rows(state, group.network);
   group.loads_lazily = memory::cuda::loads_lazily();

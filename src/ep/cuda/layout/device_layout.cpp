@@ -43,15 +43,21 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
 
   cursor.at = control_end;
   arena_bytes = largest_result = 0;
+  const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
+  staging_bytes = align_up(product(staged, shape.max_combine_row_bytes), kPageBytes);
+  staging_weight_bytes = align_up(product(staged, top_k, sizeof(float)), kPageBytes);
+  stages_in_arena = staged > 0 && shape.live_results == 1;
   if (shape.max_tokens > 0) {
     const SideRecord record(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k);
     largest_result = RegionLayout(shape.max_received(), shape.max_row_bytes, record.bytes).total;
-    arena_bytes = Arena::bytes_for(shape.live_results, largest_result);
+    arena_bytes =
+        stages_in_arena
+            ? Arena::bytes_for(2, std::max(largest_result, staging_bytes + staging_weight_bytes))
+            : Arena::bytes_for(shape.live_results, largest_result);
   }
   arena = cursor.take(arena_bytes, kPageBytes);
-  const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
-  staging = cursor.take(product(staged, shape.max_combine_row_bytes), kPageBytes);
-  staging_weights = cursor.take(product(staged, top_k, sizeof(float)), kPageBytes);
+  staging = cursor.take(stages_in_arena ? 0 : staging_bytes, kPageBytes);
+  staging_weights = cursor.take(stages_in_arena ? 0 : staging_weight_bytes, kPageBytes);
   normal_end = cursor.aligned(kPageBytes);
 
   cursor.at = normal_end;

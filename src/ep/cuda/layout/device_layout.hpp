@@ -4,7 +4,7 @@
 //
 // Normal mode has the same receive area as on the host (Arena). A region of it holds x, then a side
 // record for each row: the fields that travel with a row are contiguous, so that they are one small
-// write.
+// write. With one live result, combines stage expert output in the receive area as well.
 //
 // Low-latency mode has fixed slots by (source, token), and combine rows by (token, top-k slot or
 // rank). A masked rank may write its combine rows late, when the half has been granted again; with
@@ -125,7 +125,11 @@ struct DeviceLayout {
   std::size_t arena, arena_bytes;
   /// Bytes that a result can always have while fewer than live_results are held.
   std::size_t largest_result;
+  /// Staged expert output: rows, then weights. Where stages_in_arena is set, these have no bytes
+  /// here, and each combine takes what it needs of the arena.
   std::size_t staging, staging_weights;
+  std::size_t staging_bytes, staging_weight_bytes;  ///< of a combine, at most
+  bool stages_in_arena;
   std::size_t normal_end;
 
   // Low-latency mode, which is filled with sentinels when the group starts.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "ep/cuda/normal/normal.hpp"
 #include "ep/group/checks.hpp"
+#include "ep/plan/cursor.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -27,7 +29,7 @@ StagedOutput staging_of(const CombineStaging& staging) {
 }  // namespace
 
 std::uint64_t Normal::offset_in_block(const ConstTensorView& data) const {
-  if (data.bytes() == 0) return group_.device.layout.staging;  // without rows, never read
+  if (data.bytes() == 0) return group_.device.layout.arena;  // without rows, never read
   return static_cast<std::uint64_t>(static_cast<const std::byte*>(data.data) - block());
 }
 
@@ -39,38 +41,51 @@ void Normal::require_staging() const {
       "copy (GroupOptions.combine_staging)");
 }
 
-/// The offset in the block at which other ranks find `data`: in place where it is in the symmetric
-/// heap, otherwise in the staging area, to which this queues a copy.
-std::uint64_t Normal::reachable(const ConstTensorView& data, std::size_t staging,
-                                cudaStream_t on) const {
-  if (data.bytes() == 0) return staging;
-  if (state_.world->heap().contains(data.data, extent_of(data))) return offset_in_block(data);
+/// Room for so many bytes of rows and weights, at most those of the layout. In the arena it is that
+/// of a transient result: the combine ends, on all ranks, before a later call of the group writes
+/// there.
+Normal::StagingPlace Normal::take_staging(std::size_t row_bytes, std::size_t weight_bytes) const {
+  const auto& layout = group_.device.layout;
+  if (!layout.stages_in_arena) return {layout.staging, layout.staging_weights, nullptr};
+  row_bytes = align_up(row_bytes, detail::Cursor::kAlignment);
+  const auto offset = state_.arena.take(row_bytes + weight_bytes, group_.graph(), true);
+  require(offset.has_value(), Code::exhausted,
+          "SHOAL-N568: combine: no room for a copy of y or its weights ({} bytes): a transient "
+          "result is still held, or one of more rows than GroupOptions.max_tokens of each rank. "
+          "Release it, or raise GroupOptions.live_results (now {})",
+          row_bytes + weight_bytes, state_.shape.live_results);
+  const std::uint64_t rows = layout.arena + *offset;
+  return {rows, rows + row_bytes,
+          std::make_unique<detail::Region>(state_.shared_from_this(), *offset)};
+}
+
+/// Bytes of a copy of `data`, for which there is `room`.
+std::size_t Normal::staged_bytes(const ConstTensorView& data, std::size_t room) const {
   require_staging();
   const std::size_t row_bytes = data.shape[1] * size_of(data.dtype);
-  const auto& layout = group_.device.layout;
-  const std::size_t room = staging == layout.staging ? layout.staging_weights - layout.staging
-                                                     : layout.normal_end - layout.staging_weights;
   require(
       data.shape[0] * row_bytes <= room, Code::invalid_argument,
       "SHOAL-N565: combine: {} outside the symmetric heap has {} bytes, and there is room for a "
       "copy of {}; write the expert output to Dispatched::x, or raise GroupOptions.max_tokens (now "
       "{})",
       [&] { return data.describe(); }, data.shape[0] * row_bytes, room, state_.shape.max_tokens);
-  check(cudaMemcpy2DAsync(block() + staging, row_bytes, data.data,
-                          data.strides[0] * size_of(data.dtype), row_bytes, data.shape[0],
-                          cudaMemcpyDeviceToDevice, on),
+  return data.shape[0] * row_bytes;
+}
+
+/// Queues a copy to the staging area.
+void Normal::copy_to_staging(const ConstTensorView& data, std::uint64_t to, cudaStream_t on) const {
+  const std::size_t row_bytes = data.shape[1] * size_of(data.dtype);
+  check(cudaMemcpy2DAsync(block() + to, row_bytes, data.data, data.strides[0] * size_of(data.dtype),
+                          row_bytes, data.shape[0], cudaMemcpyDeviceToDevice, on),
         "staging of the expert output");
   group_.record(on);
-  return staging;
 }
 
 /// Sets params.staging: a kernel copies y, its weights or both to the staging area.
 void Normal::stage_expert_output(const ConstTensorView& y, const CombineOptions& options,
                                  bool stage_rows, bool stage_weights, NormalCombine& params) const {
-  require_staging();
   CombineStaging& staging = params.staging;
   if (stage_rows) {
-    params.y = group_.device.layout.staging;
     staging.rows = group_.elements<std::byte>(y);
     if (options.topk_rows.defined()) {
       staging.topk_rows = group_.elements<std::int32_t>(options.topk_rows);
@@ -78,7 +93,6 @@ void Normal::stage_expert_output(const ConstTensorView& y, const CombineOptions&
     }
   }
   if (stage_weights) {
-    params.y_weights = group_.device.layout.staging_weights;
     staging.weights = group_.elements<float>(options.weights);
     staging.weight_stride = options.weights.strides[0];
     if (options.topk_idx.defined())
@@ -91,7 +105,7 @@ void Normal::stage_expert_output(const ConstTensorView& y, const CombineOptions&
 /// whether a kernel copies y or its weights there (params.staging); the copies of expert-major ones
 /// are queued here, unless they are encoded.
 bool Normal::locate_expert_output(const ConstTensorView& y, const CombineOptions& options,
-                                  NormalCombine& params, cudaStream_t on) {
+                                  NormalCombine& params, StagingPlace& staging, cudaStream_t on) {
   const auto& layout = group_.device.layout;
   const auto in_heap = [&](const ConstTensorView& data) {
     return data.bytes() == 0 || state_.world->heap().contains(data.data, extent_of(data));
@@ -111,30 +125,40 @@ bool Normal::locate_expert_output(const ConstTensorView& y, const CombineOptions
   params.y_weights = kNoRoom;
   params.weight_stride =
       static_cast<std::uint32_t>(state_.shape.top_k * static_cast<std::int32_t>(sizeof(float)));
-  if (params.expert_major != 0) {
-    if (encoded)
-      stage_expert_output(y, options, true, false, params);
-    else if (params.share == 0)
-      params.y = reachable(y, layout.staging, on);
-    if (!weights.defined()) return encoded;
-    params.y_weights = reachable(weights, layout.staging_weights, on);
-    params.weight_stride = static_cast<std::uint32_t>(
-        (params.y_weights == layout.staging_weights ? 1 : weights.strides[0]) * sizeof(float));
-    return encoded;
-  }
   const bool stage_rows = summed || encoded || (!y_in_heap && params.share == 0);
   const bool reach_weights =
       weights.defined() && !summed &&
       (weights.bytes() == 0 || (!options.topk_idx.defined() && in_heap(weights)));
+  const bool stage_weights = weights.defined() && !reach_weights;
   if (!stage_rows && params.share == 0) params.y = offset_in_block(y);
   if (reach_weights) {
     params.y_weights = offset_in_block(weights);
     params.weight_stride = static_cast<std::uint32_t>(weights.strides[0] * sizeof(float));
   }
-  const bool stage_weights = weights.defined() && !reach_weights;
   if (!stage_rows && !stage_weights) return false;
-  stage_expert_output(y, options, stage_rows, stage_weights, params);
-  return true;
+  require_staging();
+  const bool copied = params.expert_major != 0;
+  std::size_t row_bytes = 0, weight_bytes = 0;
+  if (stage_rows)
+    row_bytes = copied ? staged_bytes(y, layout.staging_bytes)
+                       : static_cast<std::size_t>(params.y_rows) * params.row_bytes;
+  if (stage_weights)
+    weight_bytes = copied ? staged_bytes(weights, layout.staging_weight_bytes)
+                          : static_cast<std::size_t>(params.y_rows) * params.weight_stride;
+  staging = take_staging(row_bytes, weight_bytes);
+  if (stage_rows) params.y = staging.rows;
+  if (stage_weights) params.y_weights = staging.weights;
+  if (!copied) {
+    stage_expert_output(y, options, stage_rows, stage_weights, params);
+    return true;
+  }
+  if (encoded) stage_expert_output(y, options, true, false, params);
+  if (stage_rows && !encoded) copy_to_staging(y, params.y, on);
+  if (stage_weights) {
+    copy_to_staging(weights, params.y_weights, on);
+    params.weight_stride = sizeof(float);
+  }
+  return encoded;
 }
 
 Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
@@ -182,12 +206,13 @@ Combined Normal::combine(const ConstTensorView& y, const HandleState& state,
     const auto& layout = group_.device.layout;
     detail::check_room_for_encoded(state_, options.quantize, y,
                                    options.topk_rows.defined() ? handle.result_rows : y.shape[0],
-                                   layout.staging_weights - layout.staging);
+                                   layout.staging_bytes);
   }
   const auto internode_plan = [&] {
     return internode_->plan(sms(options.launch), limits_.multiprocessors, 0);
   };
-  if (locate_expert_output(y, options, params, on)) {
+  StagingPlace staging;
+  if (locate_expert_output(y, options, params, staging, on)) {
     if (internode_ != nullptr)
       launch_stage_output({params, 0}, internode_plan().blocks, on);
     else if (encoded)

@@ -92,13 +92,20 @@ class Normal final : public detail::NormalMode {
   bool encodes_rows(const CombineOptions& options) const {
     return options.quantize != Quantize::none && internode_ == nullptr;
   }
-  std::uint64_t reachable(const ConstTensorView& data, std::size_t staging, cudaStream_t on) const;
+  /// Where a combine stages, as offsets in the block, until this ends.
+  struct StagingPlace {
+    std::uint64_t rows = 0, weights = 0;
+    std::unique_ptr<detail::Region> region;  ///< in the arena, if it lies there
+  };
+  StagingPlace take_staging(std::size_t row_bytes, std::size_t weight_bytes) const;
+  std::size_t staged_bytes(const ConstTensorView& data, std::size_t room) const;
+  void copy_to_staging(const ConstTensorView& data, std::uint64_t to, cudaStream_t on) const;
   std::uint64_t offset_in_block(const ConstTensorView& data) const;
   void require_staging() const;
   void stage_expert_output(const ConstTensorView& y, const CombineOptions& options, bool stage_rows,
                            bool stage_weights, NormalCombine& params) const;
   bool locate_expert_output(const ConstTensorView& y, const CombineOptions& options,
-                            NormalCombine& params, cudaStream_t on);
+                            NormalCombine& params, StagingPlace& staging, cudaStream_t on);
   NormalPlan plan_on_node(const Launch& launch, NormalCombine& params) const;
 
   std::byte* block() const { return group_.device.block[state_.me]; }

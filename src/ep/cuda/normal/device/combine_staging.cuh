@@ -34,7 +34,7 @@ __device__ float weight_of_slot(const NormalCombine& params, std::int64_t row, s
 __device__ void stage_weights(const NormalCombine& params, std::int32_t first, std::int32_t end) {
   if (params.staging.weights == nullptr) return;
   const DeviceGroup& group = params.group;
-  auto* const to = reinterpret_cast<float*>(group.block[group.me] + group.layout.staging_weights) +
+  auto* const to = reinterpret_cast<float*>(group.block[group.me] + params.y_weights) +
                    static_cast<std::int64_t>(first) * group.top_k;
   const std::int32_t count = (end - first) * group.top_k;
 #pragma unroll 4
@@ -55,7 +55,7 @@ __device__ void stage_weights_alone(const NormalCombine& params, StagedPiece& pi
 
 __device__ std::byte* staging_row(const NormalCombine& params, std::int64_t row) {
   const DeviceGroup& group = params.group;
-  return group.block[group.me] + group.layout.staging + row * params.row_bytes;
+  return group.block[group.me] + params.y + row * params.row_bytes;
 }
 
 /// Rows of a unit of copies: enough to hide its count.
