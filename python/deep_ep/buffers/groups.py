@@ -46,8 +46,9 @@ class NormalGroup:
     A result stays in the heap while there is room for one more after it; later results are copied
     to torch's memory. A caller can therefore hold any number of results. Results of captured
     dispatches stay there for the first graph alone; others are copied, so that no replay writes to
-    what another graph returned. On GPUs all other tensors lie in torch's memory, whose allocator
-    tracks streams and graphs. With EP_COPY_RECEIVED set, no result stays in the heap.
+    what another graph returned. Combines copy expert output to the room for one more. On GPUs all
+    other tensors lie in torch's memory, whose allocator tracks streams and graphs. With
+    EP_COPY_RECEIVED set, no result stays in the heap.
     """
 
     # Results that may stay in the heap. On the host they take address space, on GPUs memory.
@@ -65,7 +66,8 @@ class NormalGroup:
             **shape._asdict(),
             max_tokens=max_tokens,
             max_scales=max_scales,
-            live_results=most_held + 1,
+            # On GPUs, a group for one result has room for a transient one besides.
+            live_results=1 if device.type == "cuda" else most_held + 1,
         )
         self.calls = NormalCalls(
             self.group,

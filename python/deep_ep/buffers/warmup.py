@@ -27,7 +27,8 @@ from .runtime import Runtime
 from .spread import first_experts
 
 _MAX_TOP_K = 32
-_MOST_PREPARED_BYTES_A_RANK = 256 << 20
+# 4096 tokens of 7168 channels in bfloat16.
+_MOST_PREPARED_BYTES_A_RANK = 112 << 20
 _MOST_EXPERTS = 512
 _USUAL_TOP_K = 8
 _REHEARSED_TOKENS = 16
@@ -182,7 +183,7 @@ def rehearse(buffer: Any, num_bytes: int, known: Known = UNKNOWN) -> None:
 
     A group is created, makes two small pairs where that is possible, and is closed. Heap memory
     stays taken, so a later group of at most that size takes none. The group has the ``known`` sizes
-    where they are given, else about ``num_bytes``, at most 256 MiB for each rank, because what a
+    where they are given, else about ``num_bytes``, at most 112 MiB for each rank, because what a
     rank can receive grows with them; it is small where the size of the heap was chosen, or ranks
     are on several nodes.
     """
@@ -236,8 +237,8 @@ def _first_group(runtime: Runtime, num_bytes: int, known: Known) -> NormalGroup:
         with contextlib.suppress(*REFUSALS):
             return _agreed_group(runtime, shape, power_of_two(known.tokens))
     shape = GroupShape(hidden=1024, top_k=1, experts=ranks)
-    # Two results and a staging area, of bfloat16 rows from every rank.
-    bytes_of_token = 3 * ranks * shape.hidden * 2
+    # Two results, of bfloat16 rows from every rank.
+    bytes_of_token = 2 * ranks * shape.hidden * 2
     most = min(num_bytes, _MOST_PREPARED_BYTES_A_RANK * ranks)
     tokens = most // bytes_of_token if whole else 0
     return _agreed_group(runtime, shape, max(tokens, _REHEARSED_TOKENS))

@@ -32,6 +32,7 @@ from torch_ranks import add_tests, of_all_ranks, run_checks, seeded
 
 import deep_ep
 import shoal
+import shoal.ep
 from deep_ep.buffers import groups, warmup
 from deep_ep.buffers.legacy import normal as normal_mode
 from deep_ep.utils import refs
@@ -152,7 +153,7 @@ def check_a_rehearsal_with_unknown_sizes(_):
     buffer = make_buffer()
     with created_groups() as created:
         warmup.rehearse(buffer, 3 << 20)
-        assert created[0].max_tokens == (3 << 20) // (3 * 4 * 1024 * 2)
+        assert created[0].max_tokens == (3 << 20) // (2 * 4 * 1024 * 2)
         warmup.rehearse(buffer, 0)
         assert created[1].max_tokens == 16
         os.environ["SHOAL_SYMMETRIC_SIZE"] = "1G"
@@ -531,7 +532,7 @@ def check_sizes_that_are_not_known(_):
 
 @pytest.mark.parametrize(
     ("ranks", "num_bytes", "taken"),
-    [(2, 2 << 30, 512 << 20), (4, 2 << 30, 1 << 30), (8, 1 << 30, 1 << 30)],
+    [(2, 2 << 30, 224 << 20), (4, 2 << 30, 448 << 20), (8, 640 << 20, 640 << 20)],
 )
 def test_memory_of_unknown_sizes_grows_with_the_ranks(ranks, num_bytes, taken):
     runtime = types.SimpleNamespace(
@@ -543,8 +544,15 @@ def test_memory_of_unknown_sizes_grows_with_the_ranks(ranks, num_bytes, taken):
     ):
         os.environ.pop("SHOAL_SYMMETRIC_SIZE", None)
         shape, tokens = warmup._first_group(runtime, num_bytes, warmup.UNKNOWN)
-    bytes_of_token = 3 * ranks * shape.hidden * 2
+    bytes_of_token = 2 * ranks * shape.hidden * 2
     assert taken - bytes_of_token < tokens * bytes_of_token <= taken
+    # Of these, 4096 tokens of 7168 channels need no more.
+    options = {"hidden": 7168, "top_k": 8, "experts": 256, "max_tokens": 4096}
+    group = shoal.ep.size_hint(ranks, heap="cuda", live_results=1, **options)
+    prepared = shoal.ep.size_hint(
+        ranks, heap="cuda", live_results=1, max_tokens=tokens, **shape._asdict()
+    )
+    assert prepared["total"] >= group["total"] or num_bytes < group["total"]
 
 
 add_tests(globals(), lambda: run_checks(4, __name__))

@@ -49,7 +49,8 @@ def stay_soon(buffer, comm, send):
 @pytest.mark.parametrize("pairs", [1, 4, 16, 61])
 def test_any_number_of_pairs_in_graphs(pairs, mode):
     """New and cached dispatches of normal mode and low-latency pairs, in two graphs. Next to the
-    graphs, after them and after captures that failed, plain results stay in the heap."""
+    graphs, which take less than the room of one result, after them and after captures that failed,
+    plain results stay in the heap."""
     ranks = 1 if mode == "global" else 2  # calls of other threads fail a global capture
 
     def body(buffer, comm):
@@ -65,6 +66,14 @@ def test_any_number_of_pairs_in_graphs(pairs, mode):
                 num_worst_tokens=ranks * N,
                 **layout_of(buffer, topk_ids),
             )
+
+        many = torch.cat([topk_ids] * 4)  # other batches may be longer
+        buffer.dispatch(
+            torch.cat([x] * 4),
+            topk_idx=many,
+            topk_weights=torch.cat([topk_weights] * 4),
+            **layout_of(buffer, many),
+        )
 
         def normal(out, cached):
             rows, ids, weights, _, handle, _ = send()

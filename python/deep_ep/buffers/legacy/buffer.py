@@ -42,7 +42,7 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
     Tensors lie on the GPU, or on the CPU where there is no GPU or SHOAL_HEAP=host; results are the
     same. All calls that communicate are collective. ``num_nvl_bytes`` and ``num_rdma_bytes`` are
     the values of the size hints; memory is taken when calls need it, except that a constructor on
-    a GPU takes num_nvl_bytes, at most 256 MiB for each rank of the group.
+    a GPU takes num_nvl_bytes, at most 112 MiB for each rank of the group.
 
     Attributes: rank, group, group_size, num_nvl_bytes, num_rdma_bytes, low_latency_mode,
     explicitly_destroy, enable_shrink, runtime.
