@@ -97,6 +97,39 @@ def test_sizes_of_groups_are_those_of_size_hint():
             assert abs(float(written) - size / 2**30) < 0.51 * 10**-digits, (ranks, written, size)
 
 
+SHAPE = {"hidden": 7168, "top_k": 8, "experts": 256, "max_tokens": 4096}
+
+
+def test_memory_of_normal_mode_is_that_of_size_hint():
+    """The table in the section "Memory" of gpus.md, in MB."""
+    import shoal.ep
+
+    def hint(ranks, live_results, combine_staging=True):
+        return shoal.ep.size_hint(
+            ranks, heap="cuda", **SHAPE, live_results=live_results, combine_staging=combine_staging
+        )
+
+    page = (ROOT / "docs/guide/gpus.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|((?: [\d.]+ \|){6})$", page, re.MULTILINE)
+    assert [int(ranks) for ranks, _ in rows] == [2, 4, 8, 64, 128]
+    for ranks, cells in rows:
+        both, in_place = hint(int(ranks), 2), hint(int(ranks), 2, False)
+        columns = [
+            both["control"],
+            in_place["normal"] / 2,
+            both["normal"] - in_place["normal"],
+            both["total"],
+            hint(int(ranks), 1)["total"],
+            in_place["total"],
+        ]
+        for written, size in zip(re.findall(r"[\d.]+", cells), columns, strict=True):
+            digits = len(written.partition(".")[2])
+            assert abs(float(written) - size / 1e6) < 0.51 * 10**-digits, (ranks, written, size)
+    (hosts,) = re.findall(r"256 ranks with `live_results`\s1: ([\d.]+) GB", page)
+    size = shoal.ep.size_hint(256, nodes=32, **SHAPE, live_results=1)["total"]
+    assert abs(float(hosts) - size / 1e9) < 0.051
+
+
 def test_hello_runs_on_four_pes(tmp_path):
     """The first block of the page, started with the page's command."""
     bin_dir = os.environ.get("SHOAL_BIN_DIR")

@@ -90,6 +90,27 @@ TEST(EpLifecycle, OptionsAreThoseGiven) {
   });
 }
 
+TEST(EpLifecycle, TakesTheMemoryThatSizeHintSays) {
+  const EpCase c = small_case(4);
+  run_threads(c.ranks, ep_settings(), [&](World& world) {
+    for (const std::int64_t tokens : {0, 9})
+      for (const std::int64_t low_latency_tokens : {0, 5})
+        for (const std::int32_t live_results : {1, 2, 3})
+          for (const bool staging : {false, true}) {
+            if (tokens + low_latency_tokens == 0) continue;
+            ep::GroupOptions options = options_for(c);
+            options.max_tokens = tokens;
+            options.low_latency_max_tokens = low_latency_tokens;
+            options.live_results = live_results;
+            options.combine_staging = staging;
+            const std::size_t before = world.heap().used();
+            ep::Group group(world.team(), options);
+            EXPECT_EQ(world.heap().used() - before, ep::size_hint(options, c.ranks).total());
+            group.close();
+          }
+  });
+}
+
 TEST(EpLifecycle, MovingAGroupMovesItsMemory) {
   const EpCase c = small_case(3), other = small_case(3, 9);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
