@@ -37,10 +37,10 @@ struct PendingDispatchState;
 
 /// The memory of a group, which its backend asks for; equal on all ranks.
 struct BlockPlan {
-  std::size_t bytes = 0;          ///< of a rank's block
-  std::size_t arena_bytes = 0;    ///< of the receive area in it
+  std::size_t bytes = 0;                               ///< of a rank's block
+  std::size_t arena_bytes = 0;                         ///< of the receive area in it
   std::size_t arena_results = 0, arena_transient = 0;  ///< as for Arena
-  bool staging = false;           ///< from the world's staging memory; else from the heap
+  bool staging = false;  ///< from the world's staging memory; else from the heap
 };
 
 /// The backend of a group, and the nodes as that backend sees them.

@@ -5,8 +5,8 @@
 //
 // Moves: each received row once (each row that topk_rows names), and its weights. A sum is float32,
 // top-k slots ascending, rounded once. An encoded row lies where a copy of it would, and takes half
-// of its bytes. Waits for nothing; the combine follows on the stream. The area is free: the
-// previous combine ended when all ranks of the node had read it.
+// of its bytes. Waits for nothing; the combine follows on the stream. The area is free: earlier
+// calls ended when all ranks had read and written what they may of it.
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/normal/device/combine_sums.cuh"
 #include "ep/cuda/normal/device/encoded_units.cuh"
