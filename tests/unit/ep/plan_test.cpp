@@ -183,28 +183,29 @@ TEST(Arena, ShortRegionsOfAGraphLieTogether) {
   EXPECT_FALSE(arena.has_plain_room()) << "longer than half a result each";
 }
 
-// Any sequence of one result, transient regions and graphs: a transient region of the largest size
+// Any sequence of one result, transient regions and a graph: a transient region of the largest size
 // has room whenever at most one result is held.
 TEST(Arena, ACopyOfExpertOutputAlwaysHasRoom) {
   std::mt19937 random(3);
   constexpr std::size_t kLargest = 16;
+  const auto bytes = [&] { return (1 + random() % kLargest) * kPage; };
+  const auto graph = [&] { return std::uint64_t{random() % 2}; };
   for (int round = 0; round < 200; ++round) {
     Arena arena(2 * kLargest * kPage, 1, 1);
     std::vector<std::size_t> held;  // one at most
     for (int i = 0; i < 100; ++i) {
-      const std::uint64_t graph = random() % 3;
-      const std::size_t bytes = (1 + random() % kLargest) * kPage;
       if (!held.empty()) {
         arena.release(held.back());
         held.clear();
       } else if (random() % 2 == 0) {
-        const auto at = graph != 0 ? arena.take_apart(bytes, graph) : arena.take(bytes);
+        const auto at =
+            random() % 2 == 0 ? arena.take_apart(bytes(), 1) : arena.take(bytes(), graph());
         if (at) held.push_back(*at);
       }
-      const auto copy = arena.take(i % 2 == 0 ? kLargest * kPage : bytes, graph, true);
+      const auto copy = arena.take(i % 2 == 0 ? kLargest * kPage : bytes(), graph(), true);
       ASSERT_TRUE(copy.has_value()) << "round " << round << ", step " << i;
       arena.release(*copy);
-      if (random() % 8 == 0) arena.forget(1 + random() % 2);
+      if (random() % 8 == 0) arena.forget(1);
     }
   }
 }
