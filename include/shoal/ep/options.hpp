@@ -40,7 +40,7 @@ struct GroupOptions {
   std::int64_t max_tokens = 0;
   /// Channels of a row. Rows of every dtype in use must be a multiple of 16 bytes.
   std::int64_t hidden = 0;
-  /// Experts per token, 1 to kMaxTopK; on GPUs 1 to kMaxTopKOnGpu.
+  /// Experts per token, 1 to kMaxTopK; with low_latency_max_tokens on GPUs 1 to kMaxTopKOnGpu.
   std::int32_t top_k = 0;
   /// Experts of all ranks together. Each rank holds consecutive ones: ranks r < experts % ranks
   /// hold experts / ranks + 1, the others experts / ranks.

@@ -515,7 +515,7 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
       {low_latency(65536, 16, 32768),
        "low-latency mode on GPUs has fewer than 2147483648 rows a rank"},
       {normal(4, 1 << 20), "rows of 2097152 bytes"},
-      {top_33, "top_k is 33; on GPUs at most 32, on the host (SHOAL_HEAP=host) 128"},
+      {top_33, "top_k is 33; low-latency mode (low_latency_max_tokens) has on GPUs at most 32"},
   };
   run_threads(1, gpu_settings(1024), [&](World& world) {
     for (const Case& one : cases)

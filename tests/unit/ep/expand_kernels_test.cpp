@@ -18,11 +18,14 @@ namespace {
 
 TEST(EpExpandKernel, RowsWeightsAndScales) {
   run_threads(1, {}, [](World& world) {
-    Group group(world.team(), {.max_tokens = 64, .hidden = 64, .top_k = 4, .experts = 8});
-    test::check_small_expands(group, test::host_tensors(), [](const ExpandOptions& options) {
-      launch_expand(expand_parameters(options), 3, false, nullptr);
-    });
-    group.close();
+    for (const std::int32_t top_k : {4, 70}) {
+      Group group(world.team(),
+                  {.max_tokens = 64, .hidden = 64, .top_k = top_k, .experts = 2 * top_k});
+      test::check_small_expands(group, test::host_tensors(), [](const ExpandOptions& options) {
+        launch_expand(expand_parameters(options), 3, false, nullptr);
+      });
+      group.close();
+    }
   });
 }
 

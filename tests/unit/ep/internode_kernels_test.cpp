@@ -34,6 +34,29 @@ TEST(EpInternodeKernels, ExpertMajor) {
   run({.nodes = 3, .size = 1, .top_k = 3, .scales = 3, .alignment = 1, .seed = 6});
 }
 
+// More top-k slots, ranks and nodes of a token than a warp has lanes.
+TEST(EpInternodeKernels, ManySlots) {
+  for (const std::int32_t alignment : {0, 2}) {
+    run({.local_experts = 10, .top_k = 33, .max_tokens = 7, .chunk = 2000, .alignment = alignment});
+    run({.local_experts = 40,
+         .top_k = 128,
+         .max_tokens = 5,
+         .chunk = 5000,
+         .scales = 3,
+         .alignment = alignment,
+         .seed = 22});
+  }
+  run({.local_experts = 20, .top_k = 64, .max_tokens = 5, .chunk = 5000, .summed = true});
+  run({.local_experts = 20,
+       .top_k = 64,
+       .hidden = 96,
+       .max_tokens = 5,
+       .chunk = 5000,
+       .biased = true,
+       .quantize = Quantize::fp8});
+  run({.nodes = 18, .size = 2, .local_experts = 1, .top_k = 36, .max_tokens = 3, .seed = 23});
+}
+
 TEST(EpInternodeKernels, SumsOfTopkSlots) {
   run({.hidden = 1040, .max_tokens = 4, .chunk = 5000, .summed = true, .seed = 14});
 }

@@ -214,7 +214,7 @@ class Ranks {
     for (std::int64_t i = 0; i < region_rows() * c_.hidden; ++i) row_at(me, 0)[i] = value();
     auto* const weights = reinterpret_cast<float*>(rank(me).block.data() + layout_.staging_weights);
     for (std::int64_t i = 0; i < shape_.max_received() * c_.top_k; ++i)
-      weights[i] = std::uniform_real_distribution<float>(0, 1)(random_);
+      weights[i] = weight();
     if (c_.summed) write_slot_output(me);
   }
   void combine(std::int32_t me) {
@@ -292,7 +292,7 @@ class Ranks {
     shape.hidden = c.hidden;
     shape.max_tokens = c.max_tokens;
     shape.max_scales = c.scales;
-    shape.live_results = 2;
+    shape.live_results = c.alignment > 0 ? 2 + c.top_k / 8 : 2;  // room for a row of each slot
     shape.max_row_bytes = shape.max_combine_row_bytes = static_cast<std::size_t>(c.hidden) * 2;
     return shape;
   }
@@ -364,12 +364,12 @@ class Ranks {
     return numeric::to_bf16(random_() % 8 == 0 ? magnitude * 4096 : magnitude).bits;
   }
 
+  float weight() { return static_cast<float>(random_() % 1024) / 1024; }  // sums are exact
+
   void draw(std::int32_t me) {
     Rank& r = rank(me);
-    const auto max_tokens = static_cast<std::size_t>(c_.max_tokens);
-    const auto ranks = static_cast<std::size_t>(c_.ranks());
-    const auto experts = static_cast<std::size_t>(shape_.experts);
-    const auto top_k = static_cast<std::size_t>(c_.top_k);
+    const std::size_t max_tokens = c_.max_tokens, ranks = c_.ranks(), experts = shape_.experts,
+                      top_k = c_.top_k;
     const std::int32_t used = c_.empty ? shape_.first_expert(c_.ranks() - 1) : shape_.experts;
     const std::int64_t tokens =
         c_.empty && me == 1 ? 0 : c_.max_tokens - static_cast<std::int64_t>(random_() % 4);
@@ -419,8 +419,8 @@ class Ranks {
     const std::size_t elements = max_tokens * static_cast<std::size_t>(c_.hidden);
     r.x = Array<std::uint16_t>(elements);
     r.bias = Array<std::uint16_t>(elements);
-    for (std::size_t i = 0; i < elements; ++i) r.x[i] = value();
-    for (std::size_t i = 0; i < elements; ++i) r.bias[i] = value();
+    for (Array<std::uint16_t>* array : {&r.x, &r.bias})
+      for (std::size_t i = 0; i < elements; ++i) (*array)[i] = value();
     r.scales = Array<std::uint32_t>(max_tokens * static_cast<std::size_t>(c_.scales));
     for (std::size_t i = 0; i < max_tokens * c_.scales; ++i)
       r.scales[i] = static_cast<std::uint32_t>(random_());
@@ -519,7 +519,7 @@ class Ranks {
     for (std::size_t i = 0; i < rows * static_cast<std::size_t>(c_.hidden); ++i) r.y[i] = value();
     for (std::size_t i = 0; i < rows; ++i) {
       r.topk_rows[i] = random_() % 3 == 0 ? -1 : order[i];
-      r.y_weights[i] = std::uniform_real_distribution<float>(0, 1)(random_);
+      r.y_weights[i] = weight();
     }
   }
   /// Offset of the rows that the ranks of a node fetch.
@@ -577,8 +577,8 @@ class Ranks {
             << "rank " << me << ", token " << t << ", channel " << h << "; " << c_.describe();
       }
       for (std::int32_t k = 0; c_.weighted && k < c_.top_k; ++k)
-        ASSERT_NEAR(r.out_weights[static_cast<std::size_t>(t * c_.top_k + k)],
-                    weights[static_cast<std::size_t>(k)], 1e-6)
+        ASSERT_EQ(r.out_weights[static_cast<std::size_t>(t * c_.top_k + k)],
+                  weights[static_cast<std::size_t>(k)])
             << "rank " << me << ", token " << t << ", slot " << k << "; " << c_.describe();
     }
   }

@@ -89,8 +89,12 @@ TEST(EpLayout, KernelsHaveFewerTopkSlots) {
   EXPECT_GT(size_hint(options, 8, DeviceKind::cuda).total(), 0U);
   options.top_k = kMaxTopKOnGpu + 1;
   EXPECT_GT(size_hint(options, 8).total(), 0U);
-  test::expect_error(Code::unsupported, "top_k is 33; on GPUs at most 32, on the host",
+  options.low_latency_max_tokens = 16;
+  test::expect_error(Code::unsupported,
+                     "top_k is 33; low-latency mode (low_latency_max_tokens) has on GPUs at most 32",
                      [&] { (void)size_hint(options, 8, DeviceKind::cuda); });
+  options.low_latency_max_tokens = 0;
+  EXPECT_GT(size_hint(options, 8, DeviceKind::cuda).total(), 0U);
 }
 
 // The options of a group go before the settings of its world.

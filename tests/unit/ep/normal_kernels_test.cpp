@@ -131,6 +131,37 @@ TEST(EpNormalKernels, ExpertMajorRows) {
            .expert_major = true});
 }
 
+// More top-k slots, and more ranks of a token, than a warp has lanes.
+TEST(EpNormalKernels, ManySlots) {
+  for (const std::int32_t top_k : {33, 64, 128})
+    for (const Output output : kOutputs)
+      for (const Quantize quantize : {Quantize::none, Quantize::fp8, Quantize::mxfp8})
+        run({.ranks = 3,
+             .top_k = top_k,
+             .hidden = 1056,
+             .tokens = {5, 0, 7},
+             .output = output,
+             .weighted = true,
+             .biased = true,
+             .blocks = 3,
+             .quantize = quantize});
+  for (const Quantize quantize : {Quantize::none, Quantize::fp8, Quantize::mxfp8})
+    run({.ranks = 3,
+         .top_k = 128,
+         .hidden = 1056,
+         .tokens = {17, 0, 9},
+         .output = Output::in_heap,
+         .quantize = quantize,
+         .expert_major = true});
+  for (const Output output : kOutputs)
+    run({.ranks = 40,
+         .top_k = 70,
+         .hidden = 136,
+         .tokens = std::vector<std::int32_t>(40, 2),
+         .output = output,
+         .weighted = true});
+}
+
 // Indices outside y count as -1 and are reported, whoever would fetch the row.
 TEST(EpNormalKernels, RowsOutsideTheExpertOutput) {
   for (const std::int32_t source : {0, 1}) {

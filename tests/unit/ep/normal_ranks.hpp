@@ -271,8 +271,10 @@ class Ranks {
                                 : !in_heap    ? StagedOutput::rows
                                 : c_.weighted ? StagedOutput::weights
                                               : StagedOutput::none;
-    plan = plan_combine(c_.blocks, params.row_bytes, params.tokens,
-                        static_cast<std::int32_t>(params.stage_rows), limits_, staged);
+    plan = adds_many_rows(params)
+               ? plan_direct_combine(c_.blocks, limits_, staged)
+               : plan_combine(c_.blocks, params.row_bytes, params.tokens,
+                              static_cast<std::int32_t>(params.stage_rows), limits_, staged);
     reshape(plan, params.row_bytes);
     staging.blocks = plan.staging_blocks;
     staging.copy_bytes = plan.copy_bytes;

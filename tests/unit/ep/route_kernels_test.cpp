@@ -115,6 +115,19 @@ TEST(EpRouteKernel, MatchesTheHostForAnySpreadOfExperts) {
               false);
 }
 
+/// More slots than a warp has lanes, in tiles of fewer tokens.
+TEST(EpRouteKernel, MatchesTheHostForManySlots) {
+  for (const std::int32_t top_k : {33, 64, 128})
+    for (const std::int32_t ranks : {3, 100})
+      check_route({.ranks = ranks,
+                   .experts = 200,
+                   .top_k = top_k,
+                   .max_tokens = ranks == 3 ? 600 : 50,
+                   .holes = 0.2,
+                   .full = true},
+                  top_k == 64);
+}
+
 /// A fault would be reported to memory that the case does not have.
 TEST(EpRouteKernel, TakesAnotherIdForNoExpert) {
   for (const bool wide : {false, true})

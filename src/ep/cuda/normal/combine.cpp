@@ -267,8 +267,11 @@ NormalPlan Normal::plan_on_node(const Launch& launch, NormalCombine& params) con
   // A token's rows at this rank are added one by one where topk_rows names them.
   const std::int32_t stage_rows =
       params.staging.topk_rows != nullptr ? state_.shape.top_k : params.copies_per_token;
-  const NormalPlan plan = plan_combine(sms(launch), params.row_bytes, params.tokens, stage_rows,
-                                       limits_, staging_of(params.staging));
+  const StagedOutput staging = staging_of(params.staging);
+  const NormalPlan plan = adds_many_rows(params)
+                              ? plan_direct_combine(sms(launch), limits_, staging)
+                              : plan_combine(sms(launch), params.row_bytes, params.tokens,
+                                             stage_rows, limits_, staging);
   params.staging.blocks = plan.staging_blocks;
   params.staging.copy_bytes = plan.copy_bytes;
   params.chunk_bytes = plan.stage_bytes;

@@ -25,10 +25,11 @@ __device__ std::int32_t start_of(const NormalExpand& params, std::int32_t expert
   return expert == 0 ? 0 : params.expert_ends[expert - 1];
 }
 
-/// The copy of this lane's slot of a row, or -1. With `numbered` the caller gives it.
-__device__ std::int32_t copy_of_slot(const NormalExpand& params, std::int64_t row) {
-  if (lane_id() >= static_cast<std::uint32_t>(params.top_k)) return -1;
-  const std::int32_t copy = params.topk_rows[row * params.top_k + lane_id()];
+/// The copy of a slot of a row, or -1. With `numbered` the caller gives it.
+__device__ std::int32_t copy_of_slot(const NormalExpand& params, std::int64_t row,
+                                     std::uint32_t slot) {
+  if (slot >= static_cast<std::uint32_t>(params.top_k)) return -1;
+  const std::int32_t copy = params.topk_rows[row * params.top_k + slot];
   return copy < params.out_rows ? copy : -1;
 }
 
@@ -77,9 +78,9 @@ __device__ void number_slots(const NormalExpand& params, std::int64_t first, std
 }
 
 /// One warp copies kStep vectors of a row from vector `first` on, and with the first ones weights
-/// and scales. Lane k has the copy of top-k slot k, or -1.
+/// and scales. Each lane has a slot and its copy, or -1.
 __device__ void copy_part(const NormalExpand& params, std::int64_t row, std::uint32_t first,
-                          std::int32_t row_of_slot) {
+                          std::uint32_t slot, std::int32_t row_of_slot) {
   const std::uint32_t slots = __ballot_sync(~0u, row_of_slot >= 0);
   if (slots == 0) return;
   const auto* const from = reinterpret_cast<const uint4*>(params.x) + row * params.row_vectors;
@@ -101,7 +102,7 @@ __device__ void copy_part(const NormalExpand& params, std::int64_t row, std::uin
           params.scales[row * params.scale_stride + s];
   }
   if (first == 0 && params.weights != nullptr && row_of_slot >= 0)
-    params.out_weights[row_of_slot] = params.weights[row * params.top_k + lane_id()];
+    params.out_weights[row_of_slot] = params.weights[row * params.top_k + slot];
 }
 
 /// One warp clears a row without a token.
@@ -130,6 +131,8 @@ __device__ void clear_padding(const NormalExpand& params) {
     clear_row(params, row);
 }
 
+/// kManySlots: a lane has more slots of a row than one.
+template <bool kManySlots>
 __global__ void __launch_bounds__(kThreads, 1)
     expand_kernel(const __grid_constant__ NormalExpand params) {
   auto* const next = reinterpret_cast<std::int32_t*>(ptx::dynamic_shared());
@@ -157,7 +160,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (std::int64_t i = warp; i < (end - first) * steps; i += kWarps) {
     const std::int64_t row = first + i / steps;
     const auto step = static_cast<std::uint32_t>(i % steps);
-    copy_part(params, row, step * kStep, copy_of_slot(params, row));
+    std::uint32_t slot = lane_id();
+    do {
+      copy_part(params, row, step * kStep, slot, copy_of_slot(params, row, slot));
+      slot += 32;
+    } while (kManySlots && slot - lane_id() < static_cast<std::uint32_t>(params.top_k));
   }
   if (params.out_weights != nullptr || params.zero_padding != 0) clear_padding(params);
 }
@@ -171,12 +178,13 @@ void launch_expand(const NormalExpand& params, std::int32_t blocks, bool overlap
   plan.blocks = blocks;
   plan.warps = kThreads / 32;
   plan.shared_bytes = static_cast<std::uint32_t>(params.experts * sizeof(std::int32_t));
-  launch(expand_kernel, params, plan, stream);
+  launch(params.top_k > kOnePerLane ? expand_kernel<true> : expand_kernel<false>, params, plan,
+         stream);
 }
 
-void preload_expand() {
+void preload_expand(bool many_slots) {
   cudaFuncAttributes attributes;
-  (void)cudaFuncGetAttributes(&attributes, expand_kernel);
+  (void)cudaFuncGetAttributes(&attributes, many_slots ? expand_kernel<true> : expand_kernel<false>);
 }
 
 }  // namespace shoal::ep::cuda

@@ -69,21 +69,21 @@ std::size_t handle_bytes(const detail::Shape& shape, const Internode* internode)
 }
 
 /// Loads the kernels where no group of this process has loaded them on this GPU.
-void preload_once(int device, int shared_bytes) {
+void preload_once(int device, bool many_slots, int shared_bytes) {
   static std::mutex mutex;
-  static std::set<int> loaded;
+  static std::set<std::pair<int, bool>> loaded;
   const std::lock_guard lock(mutex);
-  if (loaded.contains(device)) return;
-  preload_normal_route();
+  if (loaded.contains({device, many_slots})) return;
+  preload_normal_route(many_slots);
   preload_normal_number_topk_slots();
   preload_normal_encode_rows();
-  preload_normal_dispatch(shared_bytes);
-  preload_normal_combine(shared_bytes);
-  preload_stage_output();
+  preload_normal_dispatch(many_slots, shared_bytes);
+  preload_normal_combine(many_slots, shared_bytes);
+  preload_stage_output(many_slots);
   preload_unpack();
-  preload_expand();
+  preload_expand(many_slots);
   check(cudaGetLastError(), "kernels of an ep::Group");
-  loaded.insert(device);
+  loaded.insert({device, many_slots});
 }
 
 }  // namespace
@@ -121,7 +121,7 @@ void Normal::open() {
   limits_.multiprocessors = group_.multiprocessors / group_.ranks_on_gpu;
   limits_.ranks = shape.ranks;
   limits_.overlap_launches = group_.ranks_on_gpu == 1;
-  preload_once(state_.device.index, shared_bytes);
+  preload_once(state_.device.index, shape.top_k > kOnePerLane, shared_bytes);
   const auto results = static_cast<std::size_t>(shape.live_results) + 2;
   if (shape.max_tokens > 0) {
     routings_.reserve(results);

@@ -7,7 +7,7 @@
 //   - a few for each rank: each numbers the tokens of its part that go to the rank, after counting
 //     those of earlier parts, which is a fraction of the work
 //   - one for every 16 experts counts their tokens
-//   - one for every 1024 tokens checks and copies their indices
+//   - one for every tile of tokens checks and copies their indices
 //   - on one node, one counts the tokens that have an expert
 // Waits for nothing and publishes nothing: a dispatch follows on the stream.
 //
@@ -19,7 +19,9 @@
 namespace shoal::ep::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
+// A block has a tile of tokens in shared memory, one a thread: fewer where a token has many slots.
+constexpr int kManyThreads = 1024, kFewThreads = 256;
+static_assert(kFewThreads * (kMaxTopK + 1) <= kManyThreads * (kOnePerLane + 1));
 constexpr std::int32_t kExpertsPerBlock = 16;
 /// Parts of the tokens for each rank: more parts count more tokens of earlier ones again.
 constexpr std::int32_t kMostParts = 8;
@@ -27,13 +29,13 @@ constexpr std::int32_t kMostParts = 8;
 constexpr std::int32_t blocks_of(std::int32_t items, std::int32_t a_block) {
   return (items + a_block - 1) / a_block;
 }
-/// Tiles (1024 tokens) of a part; the last part can have fewer.
-constexpr std::int32_t tiles_of_part(std::int32_t tokens) {
-  return blocks_of(blocks_of(tokens, kThreads), kMostParts);
+/// Tiles of a part; the last part can have fewer.
+constexpr std::int32_t tiles_of_part(std::int32_t tokens, std::int32_t tile) {
+  return blocks_of(blocks_of(tokens, tile), kMostParts);
 }
 /// At least one, which writes counts of 0 where there are no tokens.
-constexpr std::int32_t parts_of(std::int32_t tokens) {
-  return tokens == 0 ? 1 : blocks_of(blocks_of(tokens, kThreads), tiles_of_part(tokens));
+constexpr std::int32_t parts_of(std::int32_t tokens, std::int32_t tile) {
+  return tokens == 0 ? 1 : blocks_of(blocks_of(tokens, tile), tiles_of_part(tokens, tile));
 }
 
 __device__ std::int64_t given_expert(const NormalRoute& params, std::int64_t i) {
@@ -53,7 +55,7 @@ __device__ bool is_bad(const NormalRoute& params, std::int64_t given) {
 
 /// Calls visit(i, given) for the first `count` indices of the tokens from `first` on; i counts from
 /// there. The threads of the block share them, with kBatch loads of each thread in flight.
-template <class Visit>
+template <int kThreads, class Visit>
 __device__ void for_given(const NormalRoute& params, std::int32_t first, std::int32_t count,
                           Visit&& visit) {
   constexpr int kBatch = 8;
@@ -71,8 +73,9 @@ __device__ void for_given(const NormalRoute& params, std::int32_t first, std::in
   }
 }
 
-/// The places of the experts of 1024 tokens, in shared memory: the top-k slots of a token one after
+/// The places of the experts of a tile of tokens, in shared memory: the top-k slots of a token one after
 /// another, with a gap between tokens so that threads with neighbouring tokens use different banks.
+template <int kThreads>
 class IndexTile {
  public:
   __device__ explicit IndexTile(const NormalRoute& params) : params_(params) {}
@@ -82,13 +85,14 @@ class IndexTile {
   template <class Visit>
   __device__ void load(std::int32_t first, Visit&& visit) {
     __syncthreads();
-    for_given(params_, first, min(kThreads, params_.tokens - first) * params_.group.top_k,
-              [&](std::int32_t i, std::int64_t given) {
-                const auto expert = static_cast<std::int32_t>(known_expert(params_, given));
-                words()[i + token_of(i)] =
-                    expert < 0 ? -1 : params_.group.expert_table.place(expert).word;
-                visit(i, given);
-              });
+    for_given<kThreads>(params_, first, min(kThreads, params_.tokens - first) * params_.group.top_k,
+                        [&](std::int32_t i, std::int64_t given) {
+                          const auto expert =
+                              static_cast<std::int32_t>(known_expert(params_, given));
+                          words()[i + token_of(i)] =
+                              expert < 0 ? -1 : params_.group.expert_table.place(expert).word;
+                          visit(i, given);
+                        });
     __syncthreads();
   }
   __device__ void load(std::int32_t first) {
@@ -116,12 +120,13 @@ class IndexTile {
 
 /// Checks and copies the indices of the tokens from `first` on. Reports the first token that has an
 /// index out of range or names an expert twice.
+template <int kThreads>
 __device__ void copy_indices(const NormalRoute& params, std::int32_t first) {
   __shared__ std::int32_t first_bad;
   if (threadIdx.x == 0) first_bad = params.tokens;
   const std::int32_t top_k = params.group.top_k;
   const std::int64_t start = static_cast<std::int64_t>(first) * top_k;
-  IndexTile tile(params);
+  IndexTile<kThreads> tile(params);
   tile.load(first, [&](std::int32_t i, std::int64_t given) {
     params.out.topk_idx[start + i] = known_expert(params, given);
     if (is_bad(params, given)) atomicMin(&first_bad, first + tile.token_of(i));
@@ -150,7 +155,9 @@ __device__ void copy_indices(const NormalRoute& params, std::int32_t first) {
 struct RankPlace {
   std::int32_t position = -1, ranks = 0;
 };
-__device__ RankPlace place_of(const NormalRoute& params, const IndexTile& tile, std::int32_t rank) {
+template <int kThreads>
+__device__ RankPlace place_of(const NormalRoute& params, const IndexTile<kThreads>& tile,
+                              std::int32_t rank) {
   RankPlace place;
   std::int32_t after = 0;  // ranks whose last top-k slot is after that of `rank`
   std::uint64_t seen[kMaxDeviceRanks / 64] = {};
@@ -177,6 +184,7 @@ __device__ RankPlace place_of(const NormalRoute& params, const IndexTile& tile, 
 }
 
 /// Exclusive prefix sum of `flag` over the block; `total` becomes the sum.
+template <int kThreads>
 __device__ std::int32_t prefix(bool flag, std::int32_t& total) {
   __shared__ std::int32_t of_warp[kThreads / 32];
   const std::uint32_t votes = __ballot_sync(~0u, flag);
@@ -194,16 +202,19 @@ __device__ std::int32_t prefix(bool flag, std::int32_t& total) {
 }
 
 /// True if the token of this thread goes to `rank`.
-__device__ bool goes_to(const NormalRoute& params, const IndexTile& tile, std::int32_t rank) {
+template <int kThreads>
+__device__ bool goes_to(const NormalRoute& params, const IndexTile<kThreads>& tile,
+                        std::int32_t rank) {
   bool goes = false;
   for (std::int32_t k = 0; k < params.group.top_k; ++k) goes |= tile.rank(k) == rank;
   return goes;
 }
 
 /// Writes the copies of a part of the tokens for `rank`: row indices among the rows sent there.
+template <int kThreads>
 __device__ void number_copies(const NormalRoute& params, std::int32_t rank, std::int32_t part) {
-  IndexTile tile(params);
-  const std::int32_t of_part = tiles_of_part(params.tokens) * kThreads;
+  IndexTile<kThreads> tile(params);
+  const std::int32_t of_part = tiles_of_part(params.tokens, kThreads) * kThreads;
   const std::int32_t begin = part * of_part, end = min(begin + of_part, params.tokens);
   std::int32_t sent = 0;
   for (std::int32_t first = 0; first < end; first += kThreads) {
@@ -216,7 +227,7 @@ __device__ void number_copies(const NormalRoute& params, std::int32_t rank, std:
     RankPlace place;
     if (token < params.tokens) place = place_of(params, tile, rank);
     std::int32_t total = 0;
-    const std::int32_t row_index = sent + prefix(place.position >= 0, total);
+    const std::int32_t row_index = sent + prefix<kThreads>(place.position >= 0, total);
     sent += total;
     if (token >= params.tokens) continue;
     if (params.is_token_in_rank != nullptr)
@@ -235,6 +246,7 @@ __device__ void number_copies(const NormalRoute& params, std::int32_t rank, std:
 }
 
 /// Counts the tokens of kExpertsPerBlock experts.
+template <int kThreads>
 __device__ void count_experts(const NormalRoute& params, std::int32_t first_expert) {
   constexpr int kBatch = 8;  // loads in flight
   __shared__ std::int32_t counts[kExpertsPerBlock];
@@ -261,8 +273,9 @@ __device__ void count_experts(const NormalRoute& params, std::int32_t first_expe
 }
 
 /// Counts the tokens that have an expert.
+template <int kThreads>
 __device__ void count_tokens(const NormalRoute& params) {
-  IndexTile tile(params);
+  IndexTile<kThreads> tile(params);
   std::int32_t tokens = 0;
   for (std::int32_t first = 0; first < params.tokens; first += kThreads) {
     tile.load(first);
@@ -276,43 +289,48 @@ __device__ void count_tokens(const NormalRoute& params) {
   if (params.node_counts != nullptr) *params.node_counts = tokens;
 }
 
+template <int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     route_kernel(const __grid_constant__ NormalRoute params) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
   auto block = static_cast<std::int32_t>(blockIdx.x);
-  const std::int32_t parts = parts_of(params.tokens);
+  const std::int32_t parts = parts_of(params.tokens, kThreads);
   if (block < params.group.ranks * parts)
-    return number_copies(params, block / parts, block % parts);
+    return number_copies<kThreads>(params, block / parts, block % parts);
   block -= params.group.ranks * parts;
   const std::int32_t counting = blocks_of(params.group.experts, kExpertsPerBlock);
-  if (block < counting) return count_experts(params, block * kExpertsPerBlock);
+  if (block < counting) return count_experts<kThreads>(params, block * kExpertsPerBlock);
   block -= counting;
-  if (block < blocks_of(params.tokens, kThreads)) return copy_indices(params, block * kThreads);
-  count_tokens(params);
+  if (block < blocks_of(params.tokens, kThreads))
+    return copy_indices<kThreads>(params, block * kThreads);
+  count_tokens<kThreads>(params);
 }
 
 }  // namespace
 
 void launch_normal_route(NormalRoute params, bool overlap_launches, cudaStream_t stream) {
+  const bool many = params.group.top_k <= kOnePerLane;
+  const std::int32_t threads = many ? kManyThreads : kFewThreads;
   params.by_top_k = Divisor(static_cast<std::uint32_t>(params.group.top_k));
   NormalPlan plan;
   plan.overlap_launches = overlap_launches;
-  plan.blocks = params.group.ranks * parts_of(params.tokens) +
+  plan.blocks = params.group.ranks * parts_of(params.tokens, threads) +
                 blocks_of(params.group.experts, kExpertsPerBlock) +
-                blocks_of(params.tokens, kThreads) + (params.out.node_counts != nullptr ? 1 : 0);
-  plan.warps = kThreads / 32;
+                blocks_of(params.tokens, threads) + (params.out.node_counts != nullptr ? 1 : 0);
+  plan.warps = threads / 32;
   plan.shared_bytes = static_cast<std::uint32_t>(
-      kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t));
-  launch(route_kernel, params, plan, stream);
+      threads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t));
+  launch(many ? route_kernel<kManyThreads> : route_kernel<kFewThreads>, params, plan, stream);
 }
 
-void preload_normal_route() {
+void preload_normal_route(bool many_slots) {
+  const auto kernel = many_slots ? route_kernel<kFewThreads> : route_kernel<kManyThreads>;
   cudaFuncAttributes attributes;
-  (void)cudaFuncGetAttributes(&attributes, route_kernel);
+  (void)cudaFuncGetAttributes(&attributes, kernel);
   (void)cudaFuncSetAttribute(
-      route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      kThreads * (kMaxTopKOnGpu + 1) * static_cast<int>(sizeof(std::int32_t)));
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      kManyThreads * (kOnePerLane + 1) * static_cast<int>(sizeof(std::int32_t)));
 }
 
 }  // namespace shoal::ep::cuda

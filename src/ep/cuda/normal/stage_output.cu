@@ -17,19 +17,19 @@ namespace {
 /// Threads of a block. Tests use fewer.
 constexpr std::int32_t kWarps = 16;
 
-template <class Format>
+template <class Format, int kPerLane>
 __device__ void stage_row(const NormalCombine& params, std::uint64_t epoch, std::int32_t row) {
   constexpr int kParts = 4;
   auto* const to = reinterpret_cast<uint4*>(staging_row(params, row));
-  std::int32_t from = lane_id() == 0 ? row : -1;
-  if (params.staging.topk_rows != nullptr)
-    from = checked_row_of_slot(params, epoch, row, load_row_of_slot(params, row), true);
-  const std::uint32_t votes = __ballot_sync(~0u, from >= 0), vectors = params.row_bytes / 16;
+  const NumberedValues<kPerLane> rows([&](std::uint32_t slot) {
+    if (params.staging.topk_rows == nullptr) return slot == 0 ? row : -1;
+    return checked_row_of_slot(params, epoch, row, load_row_of_slot(params, row, slot), true, slot);
+  });
+  const std::uint32_t vectors = params.row_bytes / 16;
   for (std::uint32_t first = lane_id(); first < vectors + lane_id(); first += 32 * kParts) {
     float sums[kParts][Format::kCount] = {};
     uint4 parts[kParts];
-    for (std::uint32_t left = votes; left != 0; left &= left - 1) {
-      const std::int64_t at = __shfl_sync(~0u, from, __ffs(static_cast<int>(left)) - 1);
+    rows.each([&](std::int64_t at) {
       const auto* const vector =
           reinterpret_cast<const uint4*>(params.staging.rows + at * params.row_bytes);
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ void stage_row(const NormalCombine& params, std::uint64_t epoch, std:
 #pragma unroll
       for (int i = 0; i < kParts; ++i)
         if (first + 32 * i < vectors) add_vector<Format>(sums[i], parts[i]);
-    }
+    });
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
       if (first + 32 * i < vectors)
@@ -48,7 +48,7 @@ __device__ void stage_row(const NormalCombine& params, std::uint64_t epoch, std:
 }
 
 /// Stages the row, or the sum, encoded.
-template <Quantize kQuantize>
+template <Quantize kQuantize, int kPerLane>
 __device__ void stage_encoded_row(const NormalCombine& params, std::uint64_t epoch,
                                   std::int32_t row) {
   const CombineStaging& staging = params.staging;
@@ -66,23 +66,20 @@ __device__ void stage_encoded_row(const NormalCombine& params, std::uint64_t epo
     };
     return encode_units<kQuantize>(load, to, to + hidden, hidden, 1);
   }
-  const std::int32_t of_slot =
-      checked_row_of_slot(params, epoch, row, load_row_of_slot(params, row), true);
-  const std::uint32_t votes = __ballot_sync(~0u, of_slot >= 0);
+  const auto rows = checked_rows<kPerLane>(params, epoch, row, true);
   const auto load = [&](std::uint32_t unit, bool inside, uint4& low, uint4& high) {
     UnitSum sum;
-    for (std::uint32_t left = votes; left != 0; left &= left - 1) {
-      const auto* const vectors =
-          vectors_of(__shfl_sync(~0u, of_slot, __ffs(static_cast<int>(left)) - 1));
+    rows.each([&](std::int64_t at) {
+      const auto* const vectors = vectors_of(at);
       if (inside) sum.add(__ldcs(vectors + 2 * unit), __ldcs(vectors + 2 * unit + 1));
-    }
+    });
     low = sum.low();
     high = sum.high();
   };
   encode_units<kQuantize>(load, to, to + hidden, hidden, 1);
 }
 
-template <class Format>
+template <class Format, int kPerLane>
 __global__ void __launch_bounds__(kWarps * 32)
     stage_output_kernel(const __grid_constant__ StageOutput all) {
   const NormalCombine& params = all.normal;
@@ -96,9 +93,9 @@ __global__ void __launch_bounds__(kWarps * 32)
        row < rows; row += static_cast<std::int32_t>(gridDim.x) * warps) {
     if (params.staging.rows != nullptr) {
       if constexpr (kIsEncoded<Format>)
-        stage_encoded_row<Format::kQuantize>(params, epoch, row);
+        stage_encoded_row<Format::kQuantize, kPerLane>(params, epoch, row);
       else
-        stage_row<Format>(params, epoch, row);
+        stage_row<Format, kPerLane>(params, epoch, row);
     }
     stage_weights(params, row, row + 1);
   }
@@ -106,16 +103,18 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 using StageKernel = void (*)(StageOutput);
 
+template <int kPerLane>
 StageKernel kernel_for(Quantize quantize, DataType dtype) {
-  if (quantize == Quantize::fp8) return stage_output_kernel<EncodedRows<Quantize::fp8>>;
-  if (quantize == Quantize::mxfp8) return stage_output_kernel<EncodedRows<Quantize::mxfp8>>;
+  if (quantize == Quantize::fp8) return stage_output_kernel<EncodedRows<Quantize::fp8>, kPerLane>;
+  if (quantize == Quantize::mxfp8)
+    return stage_output_kernel<EncodedRows<Quantize::mxfp8>, kPerLane>;
   switch (dtype) {
     case DataType::float32:
-      return stage_output_kernel<Float32Vector>;
+      return stage_output_kernel<Float32Vector, kPerLane>;
     case DataType::float16:
-      return stage_output_kernel<Float16Vector>;
+      return stage_output_kernel<Float16Vector, kPerLane>;
     default:
-      return stage_output_kernel<Bfloat16Vector>;
+      return stage_output_kernel<Bfloat16Vector, kPerLane>;
   }
 }
 
@@ -125,17 +124,25 @@ void launch_stage_output(const StageOutput& params, std::int32_t blocks, cudaStr
   NormalPlan plan;
   plan.blocks = blocks;
   plan.warps = kWarps;
-  launch(kernel_for(static_cast<Quantize>(params.quantize),
-                    static_cast<DataType>(params.normal.dtype)),
-         params, plan, stream);
+  // A row has slots only where topk_rows names rows for them.
+  const bool one_per_lane =
+      params.normal.staging.topk_rows == nullptr || params.normal.group.top_k <= kOnePerLane;
+  const auto of_lanes = one_per_lane ? kernel_for<1> : kernel_for<kMostPerLane>;
+  launch(
+      of_lanes(static_cast<Quantize>(params.quantize), static_cast<DataType>(params.normal.dtype)),
+      params, plan, stream);
 }
 
-void preload_stage_output() {
+void preload_stage_output(bool many_slots) {
   cudaFuncAttributes attributes;
-  for (const DataType dtype : {DataType::float32, DataType::float16, DataType::bfloat16})
-    (void)cudaFuncGetAttributes(&attributes, kernel_for(Quantize::none, dtype));
-  for (const Quantize quantize : {Quantize::fp8, Quantize::mxfp8})
-    (void)cudaFuncGetAttributes(&attributes, kernel_for(quantize, DataType::bfloat16));
+  const auto preload = [&](auto of_lanes) {
+    for (const DataType dtype : {DataType::float32, DataType::float16, DataType::bfloat16})
+      (void)cudaFuncGetAttributes(&attributes, of_lanes(Quantize::none, dtype));
+    for (const Quantize quantize : {Quantize::fp8, Quantize::mxfp8})
+      (void)cudaFuncGetAttributes(&attributes, of_lanes(quantize, DataType::bfloat16));
+  };
+  preload(kernel_for<1>);
+  if (many_slots) preload(kernel_for<kMostPerLane>);
 }
 
 }  // namespace shoal::ep::cuda

@@ -7,7 +7,7 @@
 // lane. All its loads from a rank are in flight before the first value is added; without bulk
 // copies that takes more SMs than bfloat16 rows need (plan_encoded_combine).
 //
-// Additions, in float32: biases, then rows in the order of combine.cu, each decoded; rounded once.
+// Additions, in float32: biases, then rows in the order of combine.cuh, each decoded; rounded once.
 #pragma once
 
 #include "ep/cuda/normal/device/combine_sources.cuh"
@@ -17,7 +17,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-template <Quantize kQuantize, AddedRows kRows>
+template <Quantize kQuantize, AddedRows kRows, int kPerLane>
 class EncodedSum {
  public:
   __device__ EncodedSum(const NormalCombine& params, std::byte*)
@@ -37,14 +37,19 @@ class EncodedSum {
       if (token >= static_cast<std::uint32_t>(params_.tokens)) break;
       take();
       const std::uint32_t segment = number - token * params_.by_segments.divisor;
-      const TokenCopy<kRows> copy = load_copy<kRows>(params_, token);
-      const std::uint32_t votes = __ballot_sync(~0u, copy.exists());
+      const TokenCopies<kRows, kPerLane> copies(params_, token);
       weights_.finish(params_);
-      if (segment == 0 && params_.out_weights != nullptr)
-        weights_.load(params_, sources, token, copy, __popc(votes), -1);
-      const std::byte* row = nullptr;
-      if (copy.exists()) row = row_of(params_, sources, copy);
-      sum(token, segment * segment_units_, row, votes);
+      if (segment == 0 && params_.out_weights != nullptr) {
+        if constexpr (kPerLane == 1)
+          weights_.load(params_, sources, token, copies.copy[0], copies.exist.count(), -1);
+        else
+          write_weights(params_, sources, token, copies);
+      }
+      const std::byte* rows[kPerLane] = {};
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i)
+        if (copies.copy[i].exists()) rows[i] = row_of(params_, sources, copies.copy[i]);
+      sum(token, segment * segment_units_, rows, copies.exist);
     }
     weights_.finish(params_);
   }
@@ -54,9 +59,9 @@ class EncodedSum {
     if (lane_id() == 0) upcoming_ = take_work(params_.group, KernelKind::normal);
   }
 
-  /// Lanes of `votes` have a row each.
-  __device__ void sum(std::uint32_t token, std::uint32_t first, const std::byte* row,
-                      std::uint32_t votes) const {
+  __device__ void sum(std::uint32_t token, std::uint32_t first,
+                      const std::byte* const (&rows)[kPerLane],
+                      const NumberSet<kPerLane>& exist) const {
     const std::int64_t start = static_cast<std::int64_t>(token) * params_.row_bytes;
     UnitSum sums[kEncodedParts];
     for (const std::byte* const bias : params_.bias) {
@@ -67,9 +72,8 @@ class EncodedSum {
         if (const std::uint32_t unit = unit_of(first, i); unit < units_)
           sums[i].add(vectors[2 * unit], vectors[2 * unit + 1]);
     }
-    for (std::uint32_t left = votes; left != 0; left &= left - 1) {
-      const auto from = reinterpret_cast<const std::byte*>(__shfl_sync(
-          ~0u, reinterpret_cast<unsigned long long>(row), __ffs(static_cast<int>(left)) - 1));
+    for (NumberSet<kPerLane> left = exist; left.any(); left = left.without_first()) {
+      const std::byte* const from = value_of(rows, static_cast<std::uint32_t>(left.first()));
       EncodedUnit<kQuantize> units[kEncodedParts];
 #pragma unroll
       for (std::uint32_t i = 0; i < kEncodedParts; ++i)

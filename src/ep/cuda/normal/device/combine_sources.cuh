@@ -8,20 +8,12 @@
 // others do not reach are read where they lie.
 #pragma once
 
+#include "ep/cuda/device/slots.cuh"
 #include "ep/cuda/normal/device/combine_staging.cuh"
 #include "ep/cuda/normal/device/notices.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
-
-/// Rows that a combine adds for a token.
-enum class AddedRows : std::uint8_t {
-  of_ranks,    ///< a row of each rank
-  of_experts,  ///< a row of each top-k slot: the layout is expert-major
-  /// A row of each rank. That of this rank is the sum of the rows that CombineOptions::topk_rows
-  /// names, rounded; those of other ranks have been summed there.
-  of_ranks_summed
-};
 
 /// Addresses of this rank's rows, indexed by rank; in shared memory.
 struct CombineSources {
@@ -54,11 +46,13 @@ struct TokenCopy<AddedRows::of_experts> {
   }
 };
 
+/// Row `number` of a token.
 template <AddedRows kRows>
-__device__ TokenCopy<kRows> load_copy(const NormalCombine& params, std::int64_t token) {
-  if (token >= params.tokens || static_cast<std::int32_t>(lane_id()) >= params.copies_per_token)
+__device__ TokenCopy<kRows> load_copy(const NormalCombine& params, std::int64_t token,
+                                      std::uint32_t number) {
+  if (token >= params.tokens || static_cast<std::int32_t>(number) >= params.copies_per_token)
     return {};
-  const std::int64_t i = token * params.copies_per_token + lane_id();
+  const std::int64_t i = token * params.copies_per_token + number;
   if constexpr (kRows == AddedRows::of_experts) {
     const auto expert = static_cast<std::int32_t>(params.topk_idx[i]);
     if (expert < 0) return {};
@@ -68,6 +62,32 @@ __device__ TokenCopy<kRows> load_copy(const NormalCombine& params, std::int64_t 
     return {params.copies[i]};
   }
 }
+
+/// The rows of a token as a warp has them (slots.cuh).
+template <AddedRows kRows, int kPerLane>
+struct TokenCopies {
+  TokenCopy<kRows> copy[kPerLane];
+  NumberSet<kPerLane> exist;
+
+  __device__ TokenCopies(const NormalCombine& params, std::int64_t token) {
+    bool exists[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      copy[i] = load_copy<kRows>(params, token, number_of_lane(i));
+      exists[i] = copy[i].exists();
+    }
+    exist = NumberSet<kPerLane>::vote(exists);
+  }
+  __device__ TokenCopy<kRows> of(std::uint32_t number) const {
+    TokenCopy<kRows> found = copy[0].of_lane(number);
+#pragma unroll
+    for (std::uint32_t i = 1; i < kPerLane; ++i) {
+      const TokenCopy<kRows> other = copy[i].of_lane(number);
+      if (number / 32 == i) found = other;
+    }
+    return found;
+  }
+};
 
 template <AddedRows kRows>
 __device__ const std::byte* row_of(const NormalCombine& params, const CombineSources& sources,

@@ -5,40 +5,55 @@
 // Moves: reads the rows that topk_rows names for each received row of another rank, chunk by chunk
 // through shared memory, and writes their sum to the staging area: float32, top-k slots ascending,
 // rounded once. Rows that this rank received from itself are summed where they are added
-// (combine.cu).
+// (combine.cuh).
 //
 // Publishes: as combine_staging.cuh.
 #pragma once
 
+#include "ep/cuda/device/slots.cuh"
 #include "ep/cuda/normal/device/combine_staging.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
-/// The row of y that topk_rows names for this lane's top-k slot of a received row; -1: none.
-__device__ std::int32_t load_row_of_slot(const NormalCombine& params, std::int64_t row) {
-  const auto slot = static_cast<std::int32_t>(lane_id());
-  return slot < params.group.top_k ? params.staging.topk_rows[row * params.group.top_k + slot] : -1;
+/// The row of y that topk_rows names for a top-k slot of a received row; -1: none.
+__device__ std::int32_t load_row_of_slot(const NormalCombine& params, std::int64_t row,
+                                         std::uint32_t slot = lane_id()) {
+  const auto top_k = static_cast<std::uint32_t>(params.group.top_k);
+  return slot < top_k ? params.staging.topk_rows[row * top_k + slot] : -1;
 }
 
 __device__ __noinline__ void report_row_of_slot(const NormalCombine& params, std::uint64_t epoch,
-                                                std::int64_t row, std::int32_t given) {
+                                                std::int64_t row, std::int32_t given,
+                                                std::uint32_t slot) {
   report_fault(params.group, Fault::bad_row, Phase::combine_fetch,
-               static_cast<std::uint32_t>(detail::Operation::combine), params.group.me, epoch,
-               lane_id(), row, given, params.staging.row_count - 1, false);
+               static_cast<std::uint32_t>(detail::Operation::combine), params.group.me, epoch, slot,
+               row, given, params.staging.row_count - 1, false);
 }
 
 /// `given`, or -1 for a row that y does not have. With `reports`, reports the first such row. The
 /// whole warp calls.
 __device__ std::int32_t checked_row_of_slot(const NormalCombine& params, std::uint64_t epoch,
-                                            std::int64_t row, std::int32_t given, bool reports) {
+                                            std::int64_t row, std::int32_t given, bool reports,
+                                            std::uint32_t slot = lane_id()) {
   const bool outside = given < -1 || given >= params.staging.row_count;
   const std::uint32_t bad = __ballot_sync(~0u, outside);
   if (bad == 0) return given;
   if (reports && static_cast<int>(lane_id()) == __ffs(static_cast<int>(bad)) - 1)
-    report_row_of_slot(params, epoch, row, given);
+    report_row_of_slot(params, epoch, row, given, slot);
   __syncwarp();
   return outside ? -1 : given;
+}
+
+/// The rows of y that topk_rows names for a received row, those that y has. With `reports`, reports
+/// others. The whole warp calls.
+template <int kPerLane>
+__device__ NumberedValues<kPerLane> checked_rows(const NormalCombine& params, std::uint64_t epoch,
+                                                 std::int64_t row, bool reports) {
+  return NumberedValues<kPerLane>([&](std::uint32_t slot) {
+    return checked_row_of_slot(params, epoch, row, load_row_of_slot(params, row, slot), reports,
+                               slot);
+  });
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -139,21 +154,21 @@ class StagedSums {
   bool mine_ = false;
   const std::byte* from_ = nullptr;
 };
-#else
+#endif
+
 /// Sums without bulk copies: kParts loads of 16 bytes a lane in flight.
-template <class Format>
-class StagedSums {
+template <class Format, int kPerLane>
+class DirectStagedSums {
  public:
-  __device__ StagedSums(const NormalCombine& params, StagedPiece& piece, const PieceSize& size,
-                        std::uint64_t epoch, std::byte*)
+  __device__ DirectStagedSums(const NormalCombine& params, StagedPiece& piece,
+                              const PieceSize& size, std::uint64_t epoch, std::byte*)
       : params_(params), epoch_(epoch), units_(params, piece, size, 1) {}
 
   __device__ void run() {
     for (StagedUnit unit = units_.next(); unit.exists(); unit = units_.next()) {
       const std::int32_t row = unit.first;
       const bool first = unit.begin == 0;
-      sum(checked_row_of_slot(params_, epoch_, row, load_row_of_slot(params_, row), first),
-          staging_row(params_, row), unit);
+      sum(checked_rows<kPerLane>(params_, epoch_, row, first), staging_row(params_, row), unit);
       if (first) stage_weights(params_, unit.first, unit.end);
       __syncwarp();
       if (lane_id() == 0) units_.count(epoch_, unit);
@@ -161,15 +176,14 @@ class StagedSums {
   }
 
  private:
-  __device__ void sum(std::int32_t row_of_slot, std::byte* to, const StagedUnit& unit) const {
+  __device__ void sum(const NumberedValues<kPerLane>& rows, std::byte* to,
+                      const StagedUnit& unit) const {
     constexpr int kParts = 4;
     const std::uint32_t vectors = unit.end_bytes / 16;
-    const std::uint32_t slots = __ballot_sync(~0u, row_of_slot >= 0);
     for (std::uint32_t first = unit.begin / 16 + lane_id(); first < vectors + lane_id();
          first += 32 * kParts) {
       float sums[kParts][Format::kCount] = {};
-      for (std::uint32_t left = slots; left != 0; left &= left - 1) {
-        const std::int64_t row = __shfl_sync(~0u, row_of_slot, __ffs(left) - 1);
+      rows.each([&](std::int64_t row) {
         const auto* const from =
             reinterpret_cast<const uint4*>(params_.staging.rows + row * params_.row_bytes);
         uint4 parts[kParts];
@@ -179,7 +193,7 @@ class StagedSums {
 #pragma unroll
         for (int i = 0; i < kParts; ++i)
           if (first + 32 * i < vectors) add_vector<Format>(sums[i], parts[i]);
-      }
+      });
 #pragma unroll
       for (int i = 0; i < kParts; ++i)
         if (first + 32 * i < vectors)
@@ -191,10 +205,20 @@ class StagedSums {
   const std::uint64_t epoch_;
   StagedUnits units_;
 };
+
+template <class Format, int kPerLane>
+struct SumsToStage {
+  using Type = DirectStagedSums<Format, kPerLane>;
+};
+#if __CUDA_ARCH__ >= 900
+template <class Format>
+struct SumsToStage<Format, 1> {
+  using Type = StagedSums<Format>;
+};
 #endif
 
 /// Sums rows until none is left. The whole block calls. Out of line, as stage_copies.
-template <class Format>
+template <class Format, int kPerLane>
 __device__ __noinline__ void stage_sums(const NormalCombine& params, std::uint64_t epoch,
                                         std::byte* shared, bool only_one) {
   if (params.group.ranks == 1) return;
@@ -202,7 +226,7 @@ __device__ __noinline__ void stage_sums(const NormalCombine& params, std::uint64
   StagedPiece& piece = begin_pieces(params.group, only_one, size.few);
   if (is_beyond(piece, size, params.group)) return;
   if (aborted(params.group) || *params.handle.epoch == kRefused) return;
-  StagedSums<Format>(params, piece, size, epoch, shared).run();
+  typename SumsToStage<Format, kPerLane>::Type(params, piece, size, epoch, shared).run();
 }
 
 }  // namespace

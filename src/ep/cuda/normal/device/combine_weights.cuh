@@ -12,6 +12,46 @@
 namespace shoal::ep::cuda {
 namespace {
 
+/// Waits for the weight of a top-k slot at a rank of a token, and adds it.
+template <AddedRows kRows>
+__device__ void add_weight(const NormalCombine& params, const CombineSources& sources,
+                           const TokenCopy<kRows>& from, std::uint32_t slot, float& sum) {
+  if (slot >= static_cast<std::uint32_t>(params.group.top_k)) return;
+  const bool staged_here = from.rank() == params.group.me && params.staging.weights != nullptr;
+  sum = numeric::add(
+      sum, staged_here ? weight_of_slot(params, sources.first_local_row + from.row(),
+                                        static_cast<std::int32_t>(slot))
+                       : ptx::ld_relaxed_sys_global(
+                             reinterpret_cast<const float*>(weights_of(sources, from)) + slot));
+}
+
+/// Writes the sums of a token with more top-k slots than a warp has lanes.
+template <AddedRows kRows, int kPerLane>
+__device__ __noinline__ void write_weights(const NormalCombine& params,
+                                           const CombineSources& sources, std::uint32_t token,
+                                           TokenCopies<kRows, kPerLane> copies) {
+  const auto top_k = static_cast<std::uint32_t>(params.group.top_k);
+  float* const out = params.out_weights + static_cast<std::int64_t>(token) * top_k;
+  if constexpr (kRows == AddedRows::of_experts) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (number_of_lane(i) >= top_k) continue;
+      const TokenCopy<kRows>& copy = copies.copy[i];
+      out[number_of_lane(i)] = copy.exists()
+                                   ? ptx::ld_relaxed_sys_global(
+                                         reinterpret_cast<const float*>(weights_of(sources, copy)))
+                                   : 0;
+    }
+  } else {
+    for (std::uint32_t slot = lane_id(); slot < top_k + lane_id(); slot += 32) {
+      float sum = 0;
+      for (NumberSet<kPerLane> left = copies.exist; left.any(); left = left.without_first())
+        add_weight(params, sources, copies.of(static_cast<std::uint32_t>(left.first())), slot, sum);
+      if (slot < top_k) out[slot] = sum;
+    }
+  }
+}
+
 /// Waits for the weights of a token with many copies, and adds them over its ranks in order; lane k
 /// has those of top-k slot k. The copy comes by value: a reference would keep the caller's state of
 /// fetches on the stack.
@@ -19,18 +59,9 @@ template <AddedRows kRows>
 __device__ __noinline__ float sum_of_weights(const NormalCombine& params,
                                              const CombineSources& sources, TokenCopy<kRows> copy,
                                              std::uint32_t copies) {
-  const auto slot = static_cast<std::int32_t>(lane_id());
   float sum = 0;
-  for (std::uint32_t c = 0; c < copies; ++c) {
-    const TokenCopy<kRows> from = copy.of_lane(c);
-    if (slot >= params.group.top_k) continue;
-    if (from.rank() == params.group.me && params.staging.weights != nullptr)
-      sum = numeric::add(sum, weight_of_slot(params, sources.first_local_row + from.row(), slot));
-    else
-      sum =
-          numeric::add(sum, ptx::ld_relaxed_sys_global(
-                                reinterpret_cast<const float*>(weights_of(sources, from)) + slot));
-  }
+  for (std::uint32_t c = 0; c < copies; ++c)
+    add_weight(params, sources, copy.of_lane(c), lane_id(), sum);
   return sum;
 }
 
@@ -45,6 +76,9 @@ class TokenWeights {
   __device__ void load(const NormalCombine& params, const CombineSources& sources,
                        std::uint32_t token, const TokenCopy<kRows>& copy, std::uint32_t copies,
                        std::int32_t row_of_slot) {
+    if constexpr (kRows != AddedRows::of_experts)
+      if (params.group.top_k > kOnePerLane)
+        return write_weights(params, sources, token, TokenCopies<kRows, 1>(params, token));
     token_ = token;
     copies_ = 0;
     sign_[0] = sign_[1] = 0;

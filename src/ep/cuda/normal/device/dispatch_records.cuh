@@ -3,62 +3,76 @@
 // fills.
 #pragma once
 
+#include "ep/cuda/device/slots.cuh"
 #include "ep/cuda/normal/device/dispatch_targets.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
-/// State of a warp that sends a token: lane k has copy k and top-k slot k. Loaded ahead of the row.
+/// State of a warp that sends a token: copies and top-k slots, as slots.cuh numbers them. Loaded
+/// ahead of the row.
+template <int kPerLane = 1>
 struct DispatchToken {
   std::int32_t number = 0;
-  std::int32_t copy = kNoCopy;  ///< expert-major: row index among those of the slot's expert
-  std::int32_t expert = -1;
-  float weight = 0;
+  /// Expert-major: row index among those of the slot's expert.
+  std::int32_t copy[kPerLane];
+  std::int32_t expert[kPerLane];
+  float weight[kPerLane];
+
+  __device__ DispatchToken() {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) copy[i] = kNoCopy, expert[i] = -1, weight[i] = 0;
+  }
+  /// The copies that exist.
+  __device__ NumberSet<kPerLane> copies() const {
+    bool exists[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) exists[i] = copy[i] != kNoCopy;
+    return NumberSet<kPerLane>::vote(exists);
+  }
 };
 
-template <bool kExpertMajor>
-__device__ DispatchToken load_token(const NormalDispatch& params, std::int32_t token) {
-  DispatchToken out;
+template <bool kExpertMajor, int kPerLane>
+__device__ DispatchToken<kPerLane> load_token(const NormalDispatch& params, std::int32_t token) {
+  DispatchToken<kPerLane> out;
   out.number = token;
-  const auto lane = static_cast<std::int32_t>(lane_id());
-  if constexpr (kExpertMajor) {
-    if (lane >= params.group.top_k) return out;
-    const std::int64_t i = static_cast<std::int64_t>(token) * params.group.top_k + lane;
-    out.copy = params.routing.expert_row_indices[i];
-    out.expert = static_cast<std::int32_t>(params.routing.topk_idx[i]);
-    if (params.weights != nullptr) out.weight = params.weights[i];
-    return out;
-  }
-  if (lane < params.copies_per_token)
-    out.copy = params.copies[static_cast<std::int64_t>(token) * params.copies_per_token + lane];
-  if (lane < params.group.top_k) {
-    const std::int64_t i = static_cast<std::int64_t>(token) * params.group.top_k + lane;
-    if (params.write_indices || params.weights != nullptr)
-      out.expert = static_cast<std::int32_t>(params.routing.topk_idx[i]);
-    if (params.weights != nullptr) out.weight = params.weights[i];
+#pragma unroll
+  for (int turn = 0; turn < kPerLane; ++turn) {
+    const auto slot = static_cast<std::int32_t>(number_of_lane(turn));
+    if (!kExpertMajor && slot < params.copies_per_token)
+      out.copy[turn] =
+          params.copies[static_cast<std::int64_t>(token) * params.copies_per_token + slot];
+    if (slot >= params.group.top_k) continue;
+    const std::int64_t i = static_cast<std::int64_t>(token) * params.group.top_k + slot;
+    if constexpr (kExpertMajor) out.copy[turn] = params.routing.expert_row_indices[i];
+    if (kExpertMajor || params.write_indices || params.weights != nullptr)
+      out.expert[turn] = static_cast<std::int32_t>(params.routing.topk_idx[i]);
+    if (params.weights != nullptr) out.weight[turn] = params.weights[i];
   }
   return out;
 }
 
 /// Writes the side records of a token at all its ranks, without scales: 16 bytes a lane.
+template <int kPerLane>
 __device__ void write_records(const NormalDispatch& params, const detail::SideRecord& record,
-                              const DispatchTargets& targets, const DispatchToken& t,
+                              const DispatchTargets& targets, const DispatchToken<kPerLane>& t,
                               std::uint32_t copies) {
+  constexpr std::uint32_t kSlots = 32 * kPerLane;
   const std::uint32_t from_idx = (record.weights - record.topk_idx) / 16;
   const std::uint32_t per_record = (record.bytes - record.topk_idx) / 16;
   const std::uint32_t from_source = per_record - 1;
   for (std::uint32_t first = 0; first < copies * per_record; first += 32) {
     const std::uint32_t e = first + lane_id();
-    const std::uint32_t copy_index = min(e / per_record, 31u), vector = e % per_record;
-    const std::int32_t copy = __shfl_sync(~0u, t.copy, copy_index);
-    const std::int32_t expert0 = __shfl_sync(~0u, t.expert, (2 * vector) % 32);
-    const std::int32_t expert1 = __shfl_sync(~0u, t.expert, (2 * vector + 1) % 32);
+    const std::uint32_t copy_index = min(e / per_record, kSlots - 1), vector = e % per_record;
+    const std::int32_t copy = value_of(t.copy, copy_index);
+    const std::int32_t expert0 = value_of(t.expert, (2 * vector) % kSlots);
+    const std::int32_t expert1 = value_of(t.expert, (2 * vector + 1) % kSlots);
     float weight[4];
     std::int32_t owner[4];
 #pragma unroll
     for (std::uint32_t j = 0; j < 4; ++j) {
-      weight[j] = __shfl_sync(~0u, t.weight, (4 * (vector - from_idx) + j) % 32);
-      owner[j] = __shfl_sync(~0u, t.expert, (4 * (vector - from_idx) + j) % 32);
+      weight[j] = value_of(t.weight, (4 * (vector - from_idx) + j) % kSlots);
+      owner[j] = value_of(t.expert, (4 * (vector - from_idx) + j) % kSlots);
     }
     if (e >= copies * per_record) continue;
     const ExpertTable& table = params.group.expert_table;
@@ -89,40 +103,46 @@ __device__ void write_records(const NormalDispatch& params, const detail::SideRe
   }
 }
 
-/// Expert-major: where the row for this lane's top-k slot goes; nullptr where it has no expert.
-struct TopkSlotTarget {
-  std::byte *row = nullptr, *record = nullptr;
+/// Expert-major: where the rows for this lane's top-k slots go; nullptr where one has no expert.
+template <int kPerLane>
+struct TopkSlotTargets {
+  std::byte *row[kPerLane], *record[kPerLane];
 };
-__device__ TopkSlotTarget topk_slot_target(const NormalDispatch& params,
-                                           const detail::SideRecord& record,
-                                           const DispatchTargets& targets,
-                                           const std::int32_t* expert_rows,
-                                           const DispatchToken& t) {
-  if (t.expert < 0) return {};
-  const std::int32_t rank = params.group.expert_table.rank_of(t.expert);
-  const std::int64_t row = expert_rows[t.expert] + t.copy;
-  return {targets.rows[rank] + row * params.row_bytes, targets.records[rank] + row * record.bytes};
-}
-__device__ std::byte* of_lane(std::byte* pointer, std::uint32_t lane) {
-  return reinterpret_cast<std::byte*>(__shfl_sync(
-      ~0u, static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(pointer)), lane));
+template <int kPerLane>
+__device__ TopkSlotTargets<kPerLane> topk_slot_targets(const NormalDispatch& params,
+                                                       const detail::SideRecord& record,
+                                                       const DispatchTargets& targets,
+                                                       const std::int32_t* expert_rows,
+                                                       const DispatchToken<kPerLane>& t) {
+  TopkSlotTargets<kPerLane> out{};
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (t.expert[i] < 0) continue;
+    const std::int32_t rank = params.group.expert_table.rank_of(t.expert[i]);
+    const std::int64_t row = expert_rows[t.expert[i]] + t.copy[i];
+    out.row[i] = targets.rows[rank] + row * params.row_bytes;
+    out.record[i] = targets.records[rank] + row * record.bytes;
+  }
+  return out;
 }
 
 /// Expert-major: writes the side records of a token for all top-k slots, without scales: index,
 /// weight, token, 16 bytes each.
+template <int kPerLane>
 __device__ void write_topk_slot_records(const NormalDispatch& params,
                                         const detail::SideRecord& record,
-                                        const TopkSlotTarget& target, const DispatchToken& t) {
+                                        const TopkSlotTargets<kPerLane>& target,
+                                        const DispatchToken<kPerLane>& t) {
   constexpr std::uint32_t kVectors = 3;
   if (!params.write_indices && params.weights == nullptr) return;
-  const auto lanes = static_cast<std::uint32_t>(params.group.top_k);
-  for (std::uint32_t first = 0; first < lanes * kVectors; first += 32) {
+  const auto slots = static_cast<std::uint32_t>(params.group.top_k);
+  for (std::uint32_t first = 0; first < slots * kVectors; first += 32) {
     const std::uint32_t e = first + lane_id();
-    const std::uint32_t lane = min(e / kVectors, 31u), vector = e % kVectors;
-    std::byte* const to = of_lane(target.record, lane);
-    const std::int32_t expert = __shfl_sync(~0u, t.expert, lane);
-    const float weight = __shfl_sync(~0u, t.weight, lane);
-    if (e >= lanes * kVectors || to == nullptr) continue;
+    const std::uint32_t slot = min(e / kVectors, 32u * kPerLane - 1), vector = e % kVectors;
+    std::byte* const to = value_of(target.record, slot);
+    const std::int32_t expert = value_of(t.expert, slot);
+    const float weight = value_of(t.weight, slot);
+    if (e >= slots * kVectors || to == nullptr) continue;
     if (vector == 1 ? params.weights == nullptr : !params.write_indices) continue;
     int4 out{params.group.expert_table.place(expert).local(), 0, -1, -1};
     if (vector == 1) out = {__float_as_int(weight), 0, 0, 0};
@@ -132,11 +152,14 @@ __device__ void write_topk_slot_records(const NormalDispatch& params,
 }
 
 /// Expert-major: writes the scales of a token for all top-k slots, four bytes at a time.
-__device__ void write_topk_slot_scales(const NormalDispatch& params, const TopkSlotTarget& target,
-                                       const DispatchToken& t) {
+template <int kPerLane>
+__device__ void write_topk_slot_scales(const NormalDispatch& params,
+                                       const TopkSlotTargets<kPerLane>& target,
+                                       const DispatchToken<kPerLane>& t) {
   const std::uint32_t* const from = params.scales + t.number * params.scale_stride;
-  for (std::int32_t lane = 0; lane < params.group.top_k; ++lane) {
-    auto* const to = reinterpret_cast<std::uint32_t*>(of_lane(target.record, lane));
+  for (std::int32_t slot = 0; slot < params.group.top_k; ++slot) {
+    auto* const to =
+        reinterpret_cast<std::uint32_t*>(value_of(target.record, static_cast<std::uint32_t>(slot)));
     if (to == nullptr) continue;
     for (std::uint32_t i = lane_id(); i < params.scale_count; i += 32)
       to[i] = from[i * params.scale_step];
@@ -144,12 +167,13 @@ __device__ void write_topk_slot_scales(const NormalDispatch& params, const TopkS
 }
 
 /// Writes scales that cannot be copied in bulk: any strides, four bytes at a time.
+template <int kPerLane>
 __device__ void write_scales(const NormalDispatch& params, const detail::SideRecord& record,
-                             const DispatchTargets& targets, const DispatchToken& t,
+                             const DispatchTargets& targets, const DispatchToken<kPerLane>& t,
                              std::uint32_t copies) {
   const std::uint32_t* const from = params.scales + t.number * params.scale_stride;
   for (std::uint32_t c = 0; c < copies; ++c) {
-    const std::int32_t copy = __shfl_sync(~0u, t.copy, c);
+    const std::int32_t copy = value_of(t.copy, c);
     auto* const to = reinterpret_cast<std::uint32_t*>(
         targets.records[copy_rank(copy)] +
         static_cast<std::int64_t>(copy_row_index(copy)) * record.bytes);

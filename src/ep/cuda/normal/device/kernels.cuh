@@ -27,6 +27,7 @@
 
 #include "ep/cuda/device/divisor.cuh"
 #include "ep/cuda/device/group.cuh"
+#include "ep/cuda/device/slots.cuh"
 #include "ep/cuda/normal/device/plan.hpp"
 #include "ep/plan/row_format.hpp"
 #include "shoal/tensor.hpp"
@@ -102,7 +103,7 @@ struct NormalNumberTopkSlots {
   std::int32_t tokens, top_k, experts;
 };
 
-/// dispatch.cu
+/// dispatch.cuh
 struct NormalDispatch {
   DeviceGroup group;
   const std::byte* x;
@@ -207,7 +208,7 @@ struct CombineStaging {
   std::uint32_t copy_bytes;       ///< of shared memory, for each warp that copies rows
 };
 
-/// combine.cu
+/// combine.cuh
 struct NormalCombine {
   DeviceGroup group;
   std::uint64_t y, y_weights;  ///< offsets in the block; y_weights: kNoRoom where there are none
@@ -239,6 +240,21 @@ struct NormalCombine {
   std::uint32_t segment_chunks;  ///< chunks of a token that a warp sums at a time
   Divisor by_segments;           ///< segments of a token; set by the launcher
 };
+
+/// Rows that a combine adds for a token.
+enum class AddedRows : std::uint8_t {
+  of_ranks,    ///< a row of each rank
+  of_experts,  ///< a row of each top-k slot: the layout is expert-major
+  /// A row of each rank. That of this rank is the sum of the rows that CombineOptions::topk_rows
+  /// names, rounded; those of other ranks have been summed there.
+  of_ranks_summed
+};
+
+/// True if a token has more rows than a warp has lanes: a combine then loads them one by one.
+inline bool adds_many_rows(const NormalCombine& params) {
+  return params.copies_per_token > kOnePerLane ||
+         (params.staging.topk_rows != nullptr && params.group.top_k > kOnePerLane);
+}
 
 /// stage_output.cu: CombineStaging of the parameters says from where.
 struct StageOutput {
@@ -273,20 +289,27 @@ void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan
                             cudaStream_t stream);
 void launch_normal_combine(NormalCombine params, const NormalPlan& plan, cudaStream_t stream);
 void launch_stage_output(const StageOutput& params, std::int32_t blocks, cudaStream_t stream);
+/// Kernels for more top-k slots, or more rows of a token, than a warp has lanes: in files of their
+/// own, whose device code is compressed, because few programs need it.
+using DispatchKernel = void (*)(NormalDispatch);
+DispatchKernel many_slots_dispatch_kernel(bool expert_major, bool encodes, bool by_expert);
+using CombineKernel = void (*)(NormalCombine);
+CombineKernel many_rows_combine_kernel(AddedRows rows, Quantize quantize, DataType dtype);
 void launch_unpack(const NormalUnpack& params, bool overlap_launches, cudaStream_t stream);
 /// `blocks`: those that run at once.
 void launch_expand(const NormalExpand& params, std::int32_t blocks, bool overlap_launches,
                    cudaStream_t stream);
 
 /// Load the code of the kernels and set their attributes, so that first calls do not pay for it.
-/// `shared_bytes` is the shared memory that a block can have on this GPU.
-void preload_normal_route();
+/// `shared_bytes` is the shared memory that a block can have on this GPU. `many_slots`: of a group
+/// with more top-k slots than a warp has lanes.
+void preload_normal_route(bool many_slots);
 void preload_normal_number_topk_slots();
-void preload_normal_dispatch(int shared_bytes);
-void preload_normal_combine(int shared_bytes);
-void preload_stage_output();
+void preload_normal_dispatch(bool many_slots, int shared_bytes);
+void preload_normal_combine(bool many_slots, int shared_bytes);
+void preload_stage_output(bool many_slots);
 void preload_unpack();
-void preload_expand();
+void preload_expand(bool many_slots);
 
 /// Epoch of a handle whose dispatch did not take place.
 inline constexpr std::uint64_t kRefused = ~std::uint64_t{0};

@@ -113,9 +113,28 @@ NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint
   return plan;
 }
 
+NormalPlan plan_direct_combine(std::int32_t blocks, const NormalLimits& limits,
+                               StagedOutput staging) {
+  NormalPlan plan;
+  plan.overlap_launches = limits.overlap_launches;
+  plan.blocks = chosen_blocks(blocks, 16 + extra_blocks(staging, limits.ranks), limits);
+  plan.staging_blocks = staging_blocks(staging, plan.blocks, limits.ranks);
+  plan.warps = kWithoutBulkCopies;
+  plan.stages = 1;
+  plan.stage_bytes = kCombineStep;
+  plan.segment_chunks = 1;
+  if (!limits.bulk_copies || staging != StagedOutput::rows) return plan;
+  // Copies to the staging area pass through shared memory.
+  const std::uint32_t room = limits.shared_bytes - 3 * kBarrierBytes;
+  plan.copy_bytes = room / static_cast<std::uint32_t>(plan.warps) / 128 * 128;
+  plan.shared_bytes = 3 * kBarrierBytes + static_cast<std::uint32_t>(plan.warps) * plan.copy_bytes;
+  return plan;
+}
+
 NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
                         std::int32_t copies_per_token, const NormalLimits& limits,
                         StagedOutput staging) {
+  if (!limits.bulk_copies) return plan_direct_combine(blocks, limits, staging);
   // Segments are long enough to keep a warp's pipeline full and short enough for warps to end
   // together: at least two chunks where a warp has kManyBytes or more.
   constexpr std::uint32_t kSegmentBytes = 2 << 10, kManyBytes = 32 << 10;
@@ -123,13 +142,6 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   plan.overlap_launches = limits.overlap_launches;
   plan.blocks = chosen_blocks(blocks, 16 + extra_blocks(staging, limits.ranks), limits);
   plan.staging_blocks = staging_blocks(staging, plan.blocks, limits.ranks);
-  if (!limits.bulk_copies) {
-    plan.warps = kWithoutBulkCopies;
-    plan.stages = 1;
-    plan.stage_bytes = kCombineStep;
-    plan.segment_chunks = 1;
-    return plan;
-  }
   const auto copies = static_cast<std::uint32_t>(copies_per_token);
   // Barriers, and a uint4 for each stage.
   const std::uint32_t room = limits.shared_bytes - 3 * kBarrierBytes;

@@ -38,9 +38,12 @@ struct CombineState {
   RailWork work;
 };
 
-template <class Network, class Format>
+template <class Network, class Format, int kPerLane>
 class Combine {
  public:
+  /// Rows of a token, or sums of nodes: pack_copy each.
+  using Rows = NumberedValues<kPerLane>;
+
   __device__ Combine(const InternodeCombine& params, CombineState& state, std::uint64_t epoch,
                      bool leader)
       : all_(params),
@@ -224,12 +227,9 @@ class Combine {
     for (int i = 0; i < kParts; ++i)
       if (first + 32 * i < vectors) add_vector<Format>(sums[i], parts[i]);
   }
-  /// Adds the rows of `copy` in the lanes of `votes`.
-  __device__ void add_rows(float (&sums)[kParts][Format::kCount], std::int32_t copy,
-                           std::uint32_t votes, std::uint32_t first, std::uint32_t vectors) const {
-    for (std::uint32_t left = votes; left != 0; left &= left - 1)
-      add_row(sums, row_vectors(__shfl_sync(~0u, copy, __ffs(static_cast<int>(left)) - 1)), first,
-              vectors);
+  __device__ void add_rows(float (&sums)[kParts][Format::kCount], const Rows& rows,
+                           std::uint32_t first, std::uint32_t vectors) const {
+    rows.each([&](std::int32_t copy) { add_row(sums, row_vectors(copy), first, vectors); });
   }
   __device__ void store_row(uint4* to, const float (&sums)[kParts][Format::kCount],
                             std::uint32_t first, std::uint32_t vectors) const {
@@ -237,18 +237,28 @@ class Combine {
     for (int i = 0; i < kParts; ++i)
       if (first + 32 * i < vectors) to[first + 32 * i] = Format::narrow(sums[i]);
   }
-  /// Adds the weights of the copies to `sum`, which lane k has for top-k slot k.
-  __device__ void add_weights(float& sum, std::int32_t copy, std::uint32_t votes) const {
-    const auto lane = static_cast<std::int32_t>(lane_id());
+  /// Adds the weights of the rows to `sums`, which have a value for each top-k slot.
+  __device__ void add_weights(float (&sums)[kPerLane], const Rows& rows) const {
     if (params_.expert_major != 0) {
-      if (copy != kNoCopy) sum = ptx::ld_relaxed_sys_global(weights_of(copy));
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i)
+        if (rows.value[i] != kNoCopy)
+          sums[i] = ptx::ld_relaxed_sys_global(weights_of(rows.value[i]));
       return;
     }
-    for (std::uint32_t left = votes; left != 0; left &= left - 1) {
-      const std::int32_t from = __shfl_sync(~0u, copy, __ffs(static_cast<int>(left)) - 1);
-      if (lane < params_.group.top_k)
-        sum = numeric::add(sum, ptx::ld_relaxed_sys_global(weights_of(from) + lane));
-    }
+    rows.each([&](std::int32_t from) {
+      for_slots([&](int i, std::uint32_t slot) {
+        sums[i] = numeric::add(sums[i], ptx::ld_relaxed_sys_global(weights_of(from) + slot));
+      });
+    });
+  }
+  /// Calls f(turn, slot) for this lane's top-k slots.
+  template <typename F>
+  __device__ void for_slots(F&& f) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (number_of_lane(i) < static_cast<std::uint32_t>(params_.group.top_k))
+        f(i, number_of_lane(i));
   }
 
   __device__ void send(std::int32_t node, std::uint32_t chunk) {
@@ -265,58 +275,53 @@ class Combine {
   }
 
   __device__ void sum_for_peer(std::int32_t node, std::uint32_t index, std::byte* to) const {
-    const auto lane = static_cast<std::int32_t>(lane_id());
-    const std::int32_t top_k = params_.group.top_k;
-    const std::int32_t copy =
-        lane < top_k
-            ? all_.rail
-                  .rows[(node * all_.rail.stride + index) * static_cast<std::int64_t>(top_k) + lane]
-            : kNoCopy;
-    const std::uint32_t votes = __ballot_sync(~0u, copy != kNoCopy);
+    const auto top_k = static_cast<std::uint32_t>(params_.group.top_k);
+    const std::int32_t* const kept =
+        all_.rail.rows + (node * all_.rail.stride + index) * static_cast<std::int64_t>(top_k);
+    const Rows rows([&](std::uint32_t slot) { return slot < top_k ? kept[slot] : kNoCopy; });
     if constexpr (kIsEncoded<Format>)
-      encode_sum(copy, votes, to);
+      encode_sum(rows, to);
     else
-      store_sum(copy, votes, to);
+      store_sum(rows, to);
     if (params_.out_weights == nullptr) return;
-    float weight = 0;
-    add_weights(weight, copy, votes);
-    if (lane < top_k) reinterpret_cast<float*>(to + message_.weights)[lane] = weight;
+    float weights[kPerLane] = {};
+    add_weights(weights, rows);
+    for_slots([&](int i, std::uint32_t slot) {
+      reinterpret_cast<float*>(to + message_.weights)[slot] = weights[i];
+    });
   }
 
-  __device__ void store_sum(std::int32_t copy, std::uint32_t votes, std::byte* to) const {
+  __device__ void store_sum(const Rows& rows, std::byte* to) const {
     const std::uint32_t vectors = params_.row_bytes / 16;
     for (std::uint32_t first = lane_id(); first < vectors + lane_id(); first += 32 * kParts) {
       float sums[kParts][Format::kCount] = {};
-      add_rows(sums, copy, votes, first, vectors);
+      add_rows(sums, rows, first, vectors);
       store_row(reinterpret_cast<uint4*>(to), sums, first, vectors);
     }
   }
 
   // Sums that travel encoded take 16 channels a lane.
 
-  /// The sum of the rows of `copy` in the lanes of `votes`, in the unit of a lane.
-  __device__ UnitSum sum_unit(std::int32_t copy, std::uint32_t votes, std::uint32_t unit,
-                              bool inside) const {
+  /// The sum of the rows in the unit of a lane.
+  __device__ UnitSum sum_unit(const Rows& rows, std::uint32_t unit, bool inside) const {
     UnitSum sum;
-    for (std::uint32_t left = votes; left != 0; left &= left - 1) {
-      const uint4* const row =
-          row_vectors(__shfl_sync(~0u, copy, __ffs(static_cast<int>(left)) - 1));
+    rows.each([&](std::int32_t copy) {
+      const uint4* const row = row_vectors(copy);
       if (inside) sum.add(__ldcg(row + 2 * unit), __ldcg(row + 2 * unit + 1));
-    }
+    });
     return sum;
   }
-  __device__ void encode_sum(std::int32_t copy, std::uint32_t votes, std::byte* to) const {
+  __device__ void encode_sum(const Rows& rows, std::byte* to) const {
     const std::uint32_t hidden = params_.row_bytes / 2;
     const auto load = [&](std::uint32_t unit, bool inside, uint4& low, uint4& high) {
-      const UnitSum sum = sum_unit(copy, votes, unit, inside);
+      const UnitSum sum = sum_unit(rows, unit, inside);
       low = sum.low();
       high = sum.high();
     };
     encode_units<Format::kQuantize>(load, to, to + hidden, hidden, 1);
   }
-  /// Writes the sum of a token: nodes in the order of the lanes of `of_node`.
-  __device__ void sum_encoded(std::int64_t start, std::int32_t of_node, std::uint32_t node_count,
-                              std::int32_t local, std::uint32_t local_votes) const {
+  /// Writes the sum of a token over `nodes`, this node's from `local`.
+  __device__ void sum_encoded(std::int64_t start, const Rows& nodes, const Rows& local) const {
     constexpr Quantize kQuantize = Format::kQuantize;
     const std::uint32_t hidden = params_.row_bytes / 2, units = hidden / kUnit;
     auto* const out = reinterpret_cast<uint4*>(params_.out + start);
@@ -328,28 +333,26 @@ class Combine {
         if (inside && bias != nullptr)
           sum.add(__ldcg(vectors + 2 * unit), __ldcg(vectors + 2 * unit + 1));
       }
-      for (std::uint32_t n = 0; n < node_count; ++n) {
-        const std::int32_t copy = __shfl_sync(~0u, of_node, static_cast<int>(n));
+      nodes.each([&](std::int32_t copy) {
         if (copy_rank(copy) == all_.grid.mine) {
-          const UnitSum level = sum_unit(local, local_votes, unit, inside);
+          const UnitSum level = sum_unit(local, unit, inside);
           sum.add_passed<kQuantize>(level.low(), level.high());
         } else if (inside) {
           EncodedUnit<kQuantize> arrived;
           arrived.load(sum_of(copy), hidden, unit, [](const auto* at) { return __ldcg(at); });
           arrived.add_to(sum, unit);
         }
-      }
+      });
       if (!inside) continue;
       out[2 * unit] = sum.low();
       out[2 * unit + 1] = sum.high();
     }
   }
 
-  /// The rows of a token of this rank on this node, by lane.
-  __device__ std::int32_t local_copy(std::uint32_t token) const {
-    const auto lane = static_cast<std::int32_t>(lane_id());
-    if (lane >= params_.copies_per_token) return kNoCopy;
-    const std::int64_t i = static_cast<std::int64_t>(token) * params_.copies_per_token + lane;
+  /// Row `number` of a token of this rank, if it is on this node.
+  __device__ std::int32_t local_copy(std::uint32_t token, std::uint32_t number) const {
+    if (number >= static_cast<std::uint32_t>(params_.copies_per_token)) return kNoCopy;
+    const std::int64_t i = static_cast<std::int64_t>(token) * params_.copies_per_token + number;
     if (params_.expert_major != 0) {
       const auto expert = static_cast<std::int32_t>(params_.topk_idx[i]);
       const std::int32_t rank = params_.group.expert_table.rank_or_none(expert);
@@ -372,60 +375,57 @@ class Combine {
   }
 
   __device__ void sum_token(std::uint32_t token) {
-    const auto lane = static_cast<std::int32_t>(lane_id());
-    const std::int32_t local = local_copy(token);
-    const std::uint32_t local_votes = __ballot_sync(~0u, local != kNoCopy);
-    const std::int32_t of_node =
-        lane < all_.routing.copies_per_token ? node_copy(token, lane) : kNoCopy;
-    const std::uint32_t node_count = __popc(__ballot_sync(~0u, of_node != kNoCopy));
+    const Rows local([&](std::uint32_t number) { return local_copy(token, number); });
+    const Rows nodes([&](std::uint32_t number) {
+      return number < static_cast<std::uint32_t>(all_.routing.copies_per_token)
+                 ? node_copy(token, static_cast<std::int32_t>(number))
+                 : kNoCopy;
+    });
     const std::int64_t start = static_cast<std::int64_t>(token) * params_.row_bytes;
     if constexpr (kIsEncoded<Format>)
-      sum_encoded(start, of_node, node_count, local, local_votes);
+      sum_encoded(start, nodes, local);
     else
-      sum_nodes(start, of_node, node_count, local, local_votes);
-    if (params_.out_weights != nullptr) sum_weights(token, of_node, node_count, local, local_votes);
+      sum_nodes(start, nodes, local);
+    if (params_.out_weights != nullptr) sum_weights(token, nodes, local);
     __syncwarp();
-    if (of_node != kNoCopy && copy_rank(of_node) != all_.grid.mine) count_consumed(of_node);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (nodes.value[i] != kNoCopy && copy_rank(nodes.value[i]) != all_.grid.mine)
+        count_consumed(nodes.value[i]);
   }
 
   /// sum_encoded for sums that are not encoded.
-  __device__ void sum_nodes(std::int64_t start, std::int32_t of_node, std::uint32_t node_count,
-                            std::int32_t local, std::uint32_t local_votes) const {
+  __device__ void sum_nodes(std::int64_t start, const Rows& nodes, const Rows& local) const {
     const std::uint32_t vectors = params_.row_bytes / 16;
     for (std::uint32_t first = lane_id(); first < vectors + lane_id(); first += 32 * kParts) {
       float sums[kParts][Format::kCount] = {};
       for (const std::byte* const bias : params_.bias)
         if (bias != nullptr)
           add_row(sums, reinterpret_cast<const uint4*>(bias + start), first, vectors);
-      for (std::uint32_t n = 0; n < node_count; ++n) {
-        const std::int32_t copy = __shfl_sync(~0u, of_node, static_cast<int>(n));
-        if (copy_rank(copy) != all_.grid.mine) {
-          add_row(sums, reinterpret_cast<const uint4*>(sum_of(copy)), first, vectors);
-          continue;
-        }
+      nodes.each([&](std::int32_t copy) {
+        if (copy_rank(copy) != all_.grid.mine)
+          return add_row(sums, reinterpret_cast<const uint4*>(sum_of(copy)), first, vectors);
         float level[kParts][Format::kCount] = {};
-        add_rows(level, local, local_votes, first, vectors);
+        add_rows(level, local, first, vectors);
 #pragma unroll
         for (int i = 0; i < kParts; ++i) add_vector<Format>(sums[i], Format::narrow(level[i]));
-      }
+      });
       store_row(reinterpret_cast<uint4*>(params_.out + start), sums, first, vectors);
     }
   }
 
-  __device__ void sum_weights(std::uint32_t token, std::int32_t of_node, std::uint32_t node_count,
-                              std::int32_t local, std::uint32_t local_votes) const {
-    const auto lane = static_cast<std::int32_t>(lane_id());
-    const std::int32_t top_k = params_.group.top_k;
-    float sum = 0;
-    for (std::uint32_t n = 0; n < node_count; ++n) {
-      const std::int32_t copy = __shfl_sync(~0u, of_node, static_cast<int>(n));
-      if (copy_rank(copy) == all_.grid.mine)
-        add_weights(sum, local, local_votes);
-      else if (lane < top_k)
-        sum = numeric::add(
-            sum, __ldcg(reinterpret_cast<const float*>(sum_of(copy) + message_.weights) + lane));
-    }
-    if (lane < top_k) params_.out_weights[static_cast<std::int64_t>(token) * top_k + lane] = sum;
+  __device__ void sum_weights(std::uint32_t token, const Rows& nodes, const Rows& local) const {
+    float sums[kPerLane] = {};
+    nodes.each([&](std::int32_t copy) {
+      if (copy_rank(copy) == all_.grid.mine) return add_weights(sums, local);
+      for_slots([&](int i, std::uint32_t slot) {
+        const auto* const weights = reinterpret_cast<const float*>(sum_of(copy) + message_.weights);
+        sums[i] = numeric::add(sums[i], __ldcg(weights + slot));
+      });
+    });
+    for_slots([&](int i, std::uint32_t slot) {
+      params_.out_weights[static_cast<std::int64_t>(token) * params_.group.top_k + slot] = sums[i];
+    });
   }
 
   /// Counts a sum that has been added; who counts the last one of a chunk releases it.
@@ -451,14 +451,14 @@ class Combine {
   const std::uint32_t tile_;  ///< tokens of a tile
 };
 
-template <class Network, class Format>
+template <class Network, class Format, int kPerLane>
 __global__ void __launch_bounds__(kRailWarps * 32, 1)
     internode_combine_impl(const __grid_constant__ InternodeCombine params) {
   __shared__ CombineState state;
   const DeviceGroup& group = params.normal.group;
   const std::uint64_t epoch = group.memory->epoch + 1;
   const bool leader = take_ticket(group, KernelKind::normal) == 0;
-  Combine<Network, Format> combine(params, state, epoch, leader);
+  Combine<Network, Format, kPerLane> combine(params, state, epoch, leader);
   if (leader) {
     if (threadIdx.x == 0) note_start(group, KernelKind::normal, epoch, RecordedOperation::combine);
     combine.announce();
@@ -475,41 +475,46 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
 
 using CombineKernel = void (*)(InternodeCombine);
 
-template <class Network>
+template <class Network, int kPerLane>
 CombineKernel kernel_for(DataType dtype, Quantize quantize) {
-  if (quantize == Quantize::fp8) return internode_combine_impl<Network, EncodedRows<Quantize::fp8>>;
+  if (quantize == Quantize::fp8)
+    return internode_combine_impl<Network, EncodedRows<Quantize::fp8>, kPerLane>;
   if (quantize == Quantize::mxfp8)
-    return internode_combine_impl<Network, EncodedRows<Quantize::mxfp8>>;
+    return internode_combine_impl<Network, EncodedRows<Quantize::mxfp8>, kPerLane>;
   switch (dtype) {
     case DataType::float32:
-      return internode_combine_impl<Network, Float32Vector>;
+      return internode_combine_impl<Network, Float32Vector, kPerLane>;
     case DataType::float16:
-      return internode_combine_impl<Network, Float16Vector>;
+      return internode_combine_impl<Network, Float16Vector, kPerLane>;
     default:
-      return internode_combine_impl<Network, Bfloat16Vector>;
+      return internode_combine_impl<Network, Bfloat16Vector, kPerLane>;
   }
 }
-CombineKernel kernel_for(NetworkPath path, DataType dtype, Quantize quantize = Quantize::none) {
-  return path == NetworkPath::nic ? kernel_for<ByNic>(dtype, quantize)
-                                  : kernel_for<ByProxy>(dtype, quantize);
+template <int kPerLane>
+CombineKernel kernel_of(NetworkPath path, DataType dtype, Quantize quantize) {
+  return path == NetworkPath::nic ? kernel_for<ByNic, kPerLane>(dtype, quantize)
+                                  : kernel_for<ByProxy, kPerLane>(dtype, quantize);
 }
 
 }  // namespace
 
 void launch_internode_combine(const InternodeCombine& params, const NormalPlan& plan,
                               cudaStream_t stream) {
-  launch(kernel_for(params.grid.path, static_cast<DataType>(params.normal.dtype),
-                    static_cast<Quantize>(params.normal.quantize)),
+  const auto kernel =
+      params.normal.group.top_k <= kOnePerLane ? kernel_of<1> : kernel_of<kMostPerLane>;
+  launch(kernel(params.grid.path, static_cast<DataType>(params.normal.dtype),
+                static_cast<Quantize>(params.normal.quantize)),
          params, plan, stream);
 }
 
-void preload_internode_combine() {
+void preload_internode_combine(bool many_slots) {
   cudaFuncAttributes attributes;
+  const auto kernel = many_slots ? kernel_of<kMostPerLane> : kernel_of<1>;
   for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic}) {
     for (const DataType dtype : {DataType::float32, DataType::float16, DataType::bfloat16})
-      (void)cudaFuncGetAttributes(&attributes, kernel_for(path, dtype));
+      (void)cudaFuncGetAttributes(&attributes, kernel(path, dtype, Quantize::none));
     for (const Quantize quantize : {Quantize::fp8, Quantize::mxfp8})
-      (void)cudaFuncGetAttributes(&attributes, kernel_for(path, DataType::bfloat16, quantize));
+      (void)cudaFuncGetAttributes(&attributes, kernel(path, DataType::bfloat16, quantize));
   }
 }
 

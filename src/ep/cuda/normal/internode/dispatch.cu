@@ -26,9 +26,11 @@ struct DispatchState {
   RailWork work;
 };
 
-template <class Network, bool kExpertMajor>
+template <class Network, bool kExpertMajor, int kPerLane>
 class Dispatch {
  public:
+  using Token = DispatchToken<kPerLane>;
+
   __device__ Dispatch(const InternodeDispatch& params, DispatchState& state, std::byte* tables,
                       std::uint64_t epoch, bool leader)
       : all_(params),
@@ -209,8 +211,8 @@ class Dispatch {
     }
   }
 
-  __device__ DispatchToken load(std::int32_t token) const {
-    return load_token<kExpertMajor>(params_, token);
+  __device__ Token load(std::int32_t token) const {
+    return load_token<kExpertMajor, kPerLane>(params_, token);
   }
 
   __device__ void send(std::int32_t node, std::uint32_t chunk) {
@@ -227,20 +229,25 @@ class Dispatch {
   }
 
   __device__ void write_message(std::byte* to, std::int32_t token) const {
-    const auto lane = static_cast<std::int32_t>(lane_id());
-    const std::int32_t top_k = params_.group.top_k;
     copy_row_to(params_.x + static_cast<std::int64_t>(token) * params_.row_bytes, params_.row_bytes,
                 1, [&](std::uint32_t) { return to; });
     const std::uint32_t* const scales = params_.scales + token * params_.scale_stride;
     for (std::uint32_t i = lane_id(); i < params_.scale_count; i += 32)
       reinterpret_cast<std::uint32_t*>(to + message_.scales)[i] = scales[i * params_.scale_step];
-    const DispatchToken t = load(token);
-    if (lane == 0) *reinterpret_cast<std::int32_t*>(to + message_.token) = token;
-    if (lane >= top_k) return;
-    reinterpret_cast<std::int32_t*>(to + message_.experts)[lane] = t.expert;
-    reinterpret_cast<std::int32_t*>(to + message_.copies)[lane] = t.copy;
-    if (params_.weights != nullptr)
-      reinterpret_cast<float*>(to + message_.weights)[lane] = t.weight;
+    const Token t = load(token);
+    if (lane_id() == 0) *reinterpret_cast<std::int32_t*>(to + message_.token) = token;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const std::uint32_t slot = number_of_lane(i);
+      if (!has_slot(slot)) return;
+      reinterpret_cast<std::int32_t*>(to + message_.experts)[slot] = t.expert[i];
+      reinterpret_cast<std::int32_t*>(to + message_.copies)[slot] = t.copy[i];
+      if (params_.weights != nullptr)
+        reinterpret_cast<float*>(to + message_.weights)[slot] = t.weight[i];
+    }
+  }
+  __device__ bool has_slot(std::uint32_t slot) const {
+    return slot < static_cast<std::uint32_t>(params_.group.top_k);
   }
 
   __device__ void receive(std::int32_t node, std::uint32_t chunk) {
@@ -255,43 +262,56 @@ class Dispatch {
       rail_.template release<Network>(node, number, epoch_, Phase::dispatch_rail, kOperation);
   }
 
-  /// Copies of a forwarded token on this node, by lane: pack_copy(rank, row there).
-  __device__ std::int32_t rows_here(std::int32_t node, const DispatchToken& t) const {
-    const NodeGrid& grid = all_.grid;
-    const std::int32_t* const first = rail_rows_ + node * targets_here();
-    if constexpr (kExpertMajor) {
-      if (t.expert < 0) return kNoCopy;
-      const std::int32_t rank = params_.group.expert_table.rank_of(t.expert);
-      if (!grid.here(rank)) return kNoCopy;
-      return pack_copy(rank, first[t.expert - grid.first_expert] + t.copy);
-    } else {
-      const std::int32_t rank = t.copy == kNoCopy ? -1 : copy_rank(t.copy);
-      const bool here = rank >= 0 && grid.here(rank);
-      const std::int32_t copy =
-          here ? pack_copy(rank, first[rank - grid.first_here()] + copy_row_index(t.copy))
-               : kNoCopy;
-      return compacted(copy, __ballot_sync(~0u, here), kNoCopy);
+  /// Replaces the copies of a token by those on this node: pack_copy(rank, row there). Rank-major,
+  /// they become the first numbers. expert_row(expert) and first_row(rank): where the rows of the
+  /// token's source start, counted from row 0 there.
+  template <typename ExpertRow, typename FirstRow>
+  __device__ void find_rows_here(Token& t, ExpertRow&& expert_row, FirstRow&& first_row) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      std::int32_t rank = -1;
+      if constexpr (kExpertMajor)
+        rank = params_.group.expert_table.rank_or_none(t.expert[i]);
+      else if (t.copy[i] != kNoCopy)
+        rank = copy_rank(t.copy[i]);
+      if (rank < 0 || !all_.grid.here(rank))
+        t.copy[i] = kNoCopy;
+      else if constexpr (kExpertMajor)
+        t.copy[i] = pack_copy(rank, expert_row(t.expert[i]) + t.copy[i]);
+      else
+        t.copy[i] = pack_copy(rank, first_row(rank) + copy_row_index(t.copy[i]));
     }
+    if constexpr (!kExpertMajor) compact(t.copy, t.copies(), kNoCopy);
   }
 
   __device__ void forward(std::int32_t node, std::uint32_t index, const std::byte* message) {
-    const auto lane = static_cast<std::int32_t>(lane_id());
+    const NodeGrid& grid = all_.grid;
     const std::int32_t top_k = params_.group.top_k;
-    DispatchToken t;
+    Token t;
     t.number = __ldcg(reinterpret_cast<const std::int32_t*>(message + message_.token));
-    if (lane < top_k) {
-      t.expert = __ldcg(reinterpret_cast<const std::int32_t*>(message + message_.experts) + lane);
-      t.copy = __ldcg(reinterpret_cast<const std::int32_t*>(message + message_.copies) + lane);
-      if (params_.weights != nullptr)
-        t.weight = __ldcg(reinterpret_cast<const float*>(message + message_.weights) + lane);
-    }
     std::int32_t* const kept =
         all_.rail.rows + (node * all_.rail.stride + index) * static_cast<std::int64_t>(top_k);
-    if (params_.cached) {
-      t.copy = lane < top_k ? kept[lane] : kNoCopy;
-    } else {
-      t.copy = rows_here(node, t);
-      if (lane < top_k) kept[lane] = t.copy;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const std::uint32_t slot = number_of_lane(i);
+      if (!has_slot(slot)) break;
+      t.expert[i] =
+          __ldcg(reinterpret_cast<const std::int32_t*>(message + message_.experts) + slot);
+      t.copy[i] =
+          params_.cached
+              ? kept[slot]
+              : __ldcg(reinterpret_cast<const std::int32_t*>(message + message_.copies) + slot);
+      if (params_.weights != nullptr)
+        t.weight[i] = __ldcg(reinterpret_cast<const float*>(message + message_.weights) + slot);
+    }
+    if (!params_.cached) {
+      const std::int32_t* const first = rail_rows_ + node * targets_here();
+      find_rows_here(
+          t, [&](std::int32_t expert) { return first[expert - grid.first_expert]; },
+          [&](std::int32_t rank) { return first[rank - grid.first_here()]; });
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i)
+        if (has_slot(number_of_lane(i))) kept[number_of_lane(i)] = t.copy[i];
     }
     store(t, message, reinterpret_cast<const std::uint32_t*>(message + message_.scales), 1);
   }
@@ -302,57 +322,46 @@ class Dispatch {
                         end = min(first + tokens, static_cast<std::uint32_t>(params_.tokens));
     for (std::uint32_t i = first + threadIdx.x / 32; i < end; i += blockDim.x / 32) {
       const auto token = static_cast<std::int32_t>(i);
-      DispatchToken t = load(token);
-      t.copy = local_rows(t);
+      Token t = load(token);
+      find_rows_here(
+          t, [&](std::int32_t expert) { return expert_rows_[expert]; },
+          [&](std::int32_t rank) { return state_.first_row[rank]; });
       store(t, params_.x + static_cast<std::int64_t>(token) * params_.row_bytes,
             params_.scales + token * params_.scale_stride, params_.scale_step);
     }
   }
 
-  /// Copies of a token of this rank on this node, as rows_here.
-  __device__ std::int32_t local_rows(const DispatchToken& t) const {
-    const NodeGrid& grid = all_.grid;
-    if constexpr (kExpertMajor) {
-      const std::int32_t rank = params_.group.expert_table.rank_or_none(t.expert);
-      return rank >= 0 && grid.here(rank) ? pack_copy(rank, expert_rows_[t.expert] + t.copy)
-                                          : kNoCopy;
-    } else {
-      const std::int32_t rank = t.copy == kNoCopy ? -1 : copy_rank(t.copy);
-      const bool here = rank >= 0 && grid.here(rank);
-      const std::int32_t copy =
-          here ? pack_copy(rank, state_.first_row[rank] + copy_row_index(t.copy)) : kNoCopy;
-      return compacted(copy, __ballot_sync(~0u, here), kNoCopy);
-    }
-  }
-
-  /// Stores a token's row and record at each of its copies on this node (DispatchToken::copy holds
-  /// rows_here).
-  __device__ void store(const DispatchToken& t, const std::byte* row, const std::uint32_t* scales,
+  /// Stores a token's row and record at each of its copies on this node (find_rows_here).
+  __device__ void store(const Token& t, const std::byte* row, const std::uint32_t* scales,
                         std::int64_t scale_step) {
-    std::byte *to_row = nullptr, *to_record = nullptr;
-    if (t.copy != kNoCopy) {
-      const std::int32_t rank = copy_rank(t.copy);
-      const std::int64_t at = copy_row_index(t.copy);
-      to_row = state_.here.rows[rank] + at * params_.row_bytes;
-      to_record = state_.here.records[rank] + at * record_.bytes;
+    TopkSlotTargets<kPerLane> to{};
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (t.copy[i] == kNoCopy) continue;
+      const std::int32_t rank = copy_rank(t.copy[i]);
+      const std::int64_t at = copy_row_index(t.copy[i]);
+      to.row[i] = state_.here.rows[rank] + at * params_.row_bytes;
+      to.record[i] = state_.here.records[rank] + at * record_.bytes;
     }
-    const std::uint32_t copies = kExpertMajor ? static_cast<std::uint32_t>(params_.group.top_k)
-                                              : __popc(__ballot_sync(~0u, t.copy != kNoCopy));
-    if (kExpertMajor ? __any_sync(~0u, t.copy != kNoCopy) == 0 : copies == 0) return;
+    const NumberSet<kPerLane> exist = t.copies();
+    if (!exist.any()) return;
+    const std::uint32_t copies =
+        kExpertMajor ? static_cast<std::uint32_t>(params_.group.top_k) : exist.count();
     copy_row_to(row, params_.row_bytes, copies,
-                [&](std::uint32_t c) { return of_lane(to_row, c); });
+                [&](std::uint32_t c) { return value_of(to.row, c); });
     if constexpr (kExpertMajor) {
-      write_topk_slot_records(params_, record_, {to_row, to_record}, t);
+      write_topk_slot_records(params_, record_, to, t);
     } else {
       write_records(params_, record_, state_.here, t, copies);
     }
     for (std::uint32_t c = 0; params_.scale_count > 0 && c < copies; ++c) {
-      auto* const to = reinterpret_cast<std::uint32_t*>(of_lane(to_record, c));
-      if (to == nullptr) continue;
+      auto* const to_scales = reinterpret_cast<std::uint32_t*>(value_of(to.record, c));
+      if (to_scales == nullptr) continue;
       for (std::uint32_t i = lane_id(); i < params_.scale_count; i += 32)
-        to[i] = scales[i * scale_step];
+        to_scales[i] = scales[i * scale_step];
     }
   }
+
   const InternodeDispatch& all_;
   const NormalDispatch& params_;
   const Rail rail_;
@@ -366,7 +375,7 @@ class Dispatch {
   std::int32_t* const rail_rows_;
 };
 
-template <class Network, bool kExpertMajor>
+template <class Network, bool kExpertMajor, int kPerLane>
 __global__ void __launch_bounds__(kRailWarps * 32, 1)
     internode_dispatch_impl(const __grid_constant__ InternodeDispatch params) {
   __shared__ DispatchState state;
@@ -375,7 +384,8 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
   const std::uint64_t epoch = group.memory->epoch + 1;
   const std::uint32_t ticket = take_ticket(group, KernelKind::normal);
   const bool leader = ticket == 0;
-  Dispatch<Network, kExpertMajor> dispatch(params, state, ptx::dynamic_shared(), epoch, leader);
+  Dispatch<Network, kExpertMajor, kPerLane> dispatch(params, state, ptx::dynamic_shared(), epoch,
+                                                     leader);
   if (leader) {
     if (threadIdx.x == 0) note_start(group, KernelKind::normal, epoch, RecordedOperation::dispatch);
     dispatch.announce();
@@ -404,28 +414,30 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
 
 using DispatchKernel = void (*)(InternodeDispatch);
 
-template <class Network>
-DispatchKernel kernel_for(bool expert_major) {
-  return expert_major ? internode_dispatch_impl<Network, true>
-                      : internode_dispatch_impl<Network, false>;
-}
+template <int kPerLane>
 DispatchKernel kernel_for(NetworkPath path, bool expert_major) {
-  return path == NetworkPath::nic ? kernel_for<ByNic>(expert_major)
-                                  : kernel_for<ByProxy>(expert_major);
+  if (path == NetworkPath::nic)
+    return expert_major ? internode_dispatch_impl<ByNic, true, kPerLane>
+                        : internode_dispatch_impl<ByNic, false, kPerLane>;
+  return expert_major ? internode_dispatch_impl<ByProxy, true, kPerLane>
+                      : internode_dispatch_impl<ByProxy, false, kPerLane>;
 }
 
 }  // namespace
 
 void launch_internode_dispatch(const InternodeDispatch& params, const NormalPlan& plan,
                                cudaStream_t stream) {
-  launch(kernel_for(params.grid.path, params.normal.expert_alignment > 0), params, plan, stream);
+  const auto of_lanes =
+      params.normal.group.top_k <= kOnePerLane ? kernel_for<1> : kernel_for<kMostPerLane>;
+  launch(of_lanes(params.grid.path, params.normal.expert_alignment > 0), params, plan, stream);
 }
 
-void preload_internode_dispatch() {
+void preload_internode_dispatch(bool many_slots) {
   cudaFuncAttributes attributes;
+  const auto of_lanes = many_slots ? kernel_for<kMostPerLane> : kernel_for<1>;
   for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic})
     for (const bool expert_major : {false, true})
-      (void)cudaFuncGetAttributes(&attributes, kernel_for(path, expert_major));
+      (void)cudaFuncGetAttributes(&attributes, of_lanes(path, expert_major));
 }
 
 }  // namespace shoal::ep::cuda

@@ -87,9 +87,10 @@ void Internode::open(NetworkPath path) {
   grid_.world = group_.state.world->device_side()->world();
   grid_.world.timeout_ns = group_.device.timeout_ns;
   preload_list_node_tokens();
-  preload_internode_dispatch();
+  const bool many_slots = shape_.top_k > kOnePerLane;
+  preload_internode_dispatch(many_slots);
   preload_quiet();
-  preload_internode_combine();
+  preload_internode_combine(many_slots);
   check(cudaGetLastError(), "kernels of an ep::Group between nodes");
 }
 

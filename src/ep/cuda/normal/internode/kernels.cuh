@@ -98,9 +98,9 @@ void launch_internode_dispatch(const InternodeDispatch& params, const NormalPlan
 void launch_internode_combine(const InternodeCombine& params, const NormalPlan& plan,
                               cudaStream_t stream);
 
-/// Load the code of the kernels.
-void preload_internode_dispatch();
-void preload_internode_combine();
+/// Load the code of the kernels. `many_slots`: as in normal/device/kernels.cuh.
+void preload_internode_dispatch(bool many_slots);
+void preload_internode_combine(bool many_slots);
 void launch_quiet(const device::World& world, NetworkPath path, cudaStream_t stream);
 void preload_quiet();
 void preload_list_node_tokens();

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "ep/cuda/device/network.cuh"
+#include "ep/cuda/device/slots.cuh"
 #include "ep/cuda/normal/device/notices.cuh"
 #include "ep/cuda/normal/internode/kernels.cuh"
 
@@ -306,17 +307,22 @@ __device__ void copy_row_to(const std::byte* from, std::uint32_t bytes, std::uin
   }
 }
 
-/// The lane of the n-th bit of `votes`, n being this lane.
-__device__ std::int32_t lane_of_nth(std::uint32_t votes) {
-  for (std::uint32_t n = lane_id(); n > 0; --n) votes &= votes - 1;
-  return __ffs(static_cast<int>(votes)) - 1;
-}
-
-/// The values of the lanes in `votes`, moved to the first lanes; `otherwise` in the rest.
-__device__ std::int32_t compacted(std::int32_t value, std::uint32_t votes, std::int32_t otherwise) {
-  const std::int32_t from = lane_of_nth(votes);
-  const std::int32_t moved = __shfl_sync(~0u, value, max(0, from));
-  return from >= 0 ? moved : otherwise;
+/// The values of `numbers`, moved to the first numbers; `otherwise` in the rest.
+template <int kPerLane>
+__device__ void compact(std::int32_t (&values)[kPerLane], const NumberSet<kPerLane>& numbers,
+                        std::int32_t otherwise) {
+  std::int32_t moved[kPerLane];
+  NumberSet<kPerLane> left = numbers;
+  std::uint32_t dropped = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    for (; dropped < number_of_lane(i); ++dropped) left = left.without_first();
+    const bool exists = left.any();
+    moved[i] = value_of(values, exists ? static_cast<std::uint32_t>(left.first()) : 0);
+    if (!exists) moved[i] = otherwise;
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) values[i] = moved[i];
 }
 
 }  // namespace
