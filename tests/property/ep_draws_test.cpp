@@ -35,7 +35,7 @@ struct Reached {
 
   void expect_extremes(std::int64_t shortest_row, std::int64_t most_tokens) const {
     EXPECT_EQ(ranks.size(), static_cast<std::size_t>(kMostRanks)) << "every number of ranks";
-    EXPECT_EQ(*top_k.rbegin(), ep::kMaxTopKOnGpu);
+    EXPECT_EQ(*top_k.rbegin(), ep::kMaxTopK);
     EXPECT_LE(*top_k.begin(), 2);
     EXPECT_EQ(*experts.rbegin(), kMostExperts);
     EXPECT_LE(*experts.begin(), kMostRanks);

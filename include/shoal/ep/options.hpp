@@ -13,9 +13,8 @@
 
 namespace shoal::ep {
 
-/// Experts per token, at most: of any group, and of a group in GPU memory, whose kernels give each
-/// of a token's experts a lane of a warp.
-inline constexpr std::int32_t kMaxTopK = 128, kMaxTopKOnGpu = 32;
+/// Experts per token, at most.
+inline constexpr std::int32_t kMaxTopK = 128;
 
 /// Orders a call of a group in GPU memory with other work on the GPU. The host backend ignores it.
 ///
@@ -40,7 +39,7 @@ struct GroupOptions {
   std::int64_t max_tokens = 0;
   /// Channels of a row. Rows of every dtype in use must be a multiple of 16 bytes.
   std::int64_t hidden = 0;
-  /// Experts per token, 1 to kMaxTopK; with low_latency_max_tokens on GPUs 1 to kMaxTopKOnGpu.
+  /// Experts per token, 1 to kMaxTopK.
   std::int32_t top_k = 0;
   /// Experts of all ranks together. Each rank holds consecutive ones: ranks r < experts % ranks
   /// hold experts / ranks + 1, the others experts / ranks.

@@ -115,7 +115,7 @@ void bind_lifetime(nb::class_<Group>& group) {
               "0, combine_staging: bool = True, chunk_bytes: int = 0, chunks_in_flight: int = 0) -> "
               "None"),
           "Collective over the team.\n\n"
-          "hidden: channels of a row. top_k: experts per token, 1 to 128, on GPUs 1 to 32. "
+          "hidden: channels of a row. top_k: experts per token, 1 to 128. "
           "experts: of all ranks together; each rank holds experts // ranks consecutive ones, the first experts % ranks "
           "one more. first_expert: the first expert of each rank, if they are spread otherwise; "
           "two equal numbers are a rank without experts. none_expert: an id in topk_idx that means "

@@ -26,9 +26,8 @@ static constexpr Message kGroupRows[] = {
     {507, "This build has no CUDA, so the gate runs on the host only.",
      "Build with a CUDA compiler, or copy the logits to the host."},
     {508,
-     "The gate on GPUs keeps all logits of a token in one block, and gives each expert that a token "
-     "selects a lane of a warp, which limits both numbers.",
-     "Compute the gate on the host for so many experts or so large a top-k."},
+     "The gate on GPUs keeps all logits of a token in one block, which limits the number of experts.",
+     "Compute the gate on the host for so many experts."},
     {510, "The group was closed, or its world was, before this call.",
      "Keep the group open until its last call; create a new one in a new world."},
     {511,

@@ -15,7 +15,7 @@ SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind h
   require(nodes >= 1 && ranks % nodes == 0, Code::invalid_argument,
           "SHOAL-N531: size_hint for {} ranks on {} nodes; they must be equally many on each",
           ranks, nodes);
-  const detail::Shape shape = detail::make_shape(options, ranks, nodes, heap);
+  const detail::Shape shape = detail::make_shape(options, ranks, nodes);
   if (heap == DeviceKind::cuda) {
     const detail::DeviceLayout layout(shape);
     std::size_t rails = 0;

@@ -92,17 +92,4 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   return shape;
 }
 
-Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes,
-                 DeviceKind kind) {
-  Shape shape = make_shape(options, ranks, nodes);
-  require(
-      kind == DeviceKind::host || options.top_k <= kMaxTopKOnGpu ||
-          options.low_latency_max_tokens == 0,
-      Code::unsupported,
-      "SHOAL-N555: ep::GroupOptions.top_k is {}; low-latency mode (low_latency_max_tokens) has on "
-      "GPUs at most {}, on the host (SHOAL_HEAP=host) {}",
-      options.top_k, kMaxTopKOnGpu, kMaxTopK);
-  return shape;
-}
-
 }  // namespace shoal::ep::detail

@@ -89,9 +89,6 @@ inline std::uint32_t chunk_depth(std::int64_t option, std::int64_t setting, bool
 
 /// Throws Error{invalid_argument} for options outside their limits.
 Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes = 1);
-/// Throws Error{unsupported}, too, for options that groups in memory of this kind cannot have.
-Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes,
-                 DeviceKind kind);
 
 /// The largest number of rows, up to `most`, for which `bytes_of(rows)` is at most `bytes`.
 /// `bytes_of` must not decrease.

@@ -41,7 +41,7 @@ inline GateCase gate_case(unsigned number, std::int64_t most_tokens, std::int32_
   } while (o.experts > most_experts);
   o.groups_kept = static_cast<std::int32_t>(1 + below(o.groups));
   const std::int64_t candidates = std::int64_t{o.groups_kept} * (o.experts / o.groups);
-  o.top_k = static_cast<std::int32_t>(1 + below(std::min<std::int64_t>(32, candidates)));
+  o.top_k = static_cast<std::int32_t>(1 + below(std::min<std::int64_t>(ep::kMaxTopK, candidates)));
   o.score = number % 2 == 0 ? ep::GateScore::sigmoid : ep::GateScore::softmax;
   o.normalize = below(3) != 0;
   o.routed_scaling = below(2) != 0 ? 1.0f : 2.5f;

@@ -503,8 +503,6 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
     options.live_results = 1;
     return options;
   };
-  ep::GroupOptions top_33 = low_latency(4, 16, 64);
-  top_33.top_k = 33;
   struct Case {
     ep::GroupOptions options;
     const char* text;
@@ -515,7 +513,6 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
       {low_latency(65536, 16, 32768),
        "low-latency mode on GPUs has fewer than 2147483648 rows a rank"},
       {normal(4, 1 << 20), "rows of 2097152 bytes"},
-      {top_33, "top_k is 33; low-latency mode (low_latency_max_tokens) has on GPUs at most 32"},
   };
   run_threads(1, gpu_settings(1024), [&](World& world) {
     for (const Case& one : cases)

@@ -41,9 +41,10 @@ TEST(EpGpuExpand, ManyRowsAndExperts) {
     check_expand(group, {.rows = 300, .unused = 5000, .columns = 1032, .spare = 900, .seed = 4},
                  tensors);
   });
-  with_group(1, 32, 40, [](ep::Group& group, const TensorMover& tensors) {
-    check_expand(group, {.rows = 5000, .columns = 8, .elsewhere = 0.1}, tensors);
-  });
+  for (const std::int32_t top_k : {32, 100})
+    with_group(1, top_k, 110, [](ep::Group& group, const TensorMover& tensors) {
+      check_expand(group, {.rows = 5000, .columns = 8, .elsewhere = 0.1}, tensors);
+    });
 }
 
 }  // namespace

@@ -118,6 +118,17 @@ TEST_P(EpGpuExpertMajorProperty, RandomShapesMatchTheReference) {
                .sms = static_cast<std::int32_t>(draws.pick(0, 10))});
 }
 
+TEST_P(EpGpuExpertMajor, SmallManySlots) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  for (const std::int32_t top_k : {33, 64, 128}) {
+    EpCase c = small_case(GetParam(), 50 + static_cast<std::uint64_t>(top_k));
+    c.top_k = top_k;
+    c.experts = GetParam() * 40;
+    run_case(c, {.alignment = 4, .biases = 1, .cached = 1});
+    run_case(c, {.dtype = DataType::float8_e4m3, .scales = 4, .alignment = 1});
+  }
+}
+
 TEST(EpGpuExpertMajorLarge, ManyTokensManyExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
   run_case({.ranks = 4,

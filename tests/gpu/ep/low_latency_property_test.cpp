@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency mode on GPUs with random shapes against the naive references: 1 to 8 ranks, rows of
-// 256 to 16384 channels in steps of 8 (float8: 16), top-k 1 to 32, up to 1024 experts and 512
+// 256 to 16384 channels in steps of 8 (float8: 16), top-k 1 to 128, up to 1024 experts and 512
 // tokens, holes, skewed loads, every encoding, reduction and option, deferred receives, one or two
 // open operations. tests/property/ep_draws_test.cpp checks that the seeds cover all of it.
 #include <gtest/gtest.h>

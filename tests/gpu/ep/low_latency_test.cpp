@@ -189,13 +189,14 @@ TEST(EpGpuLowLatencyMode, SmallRowsFrom16BytesOn) {
   }
 }
 
-TEST(EpGpuLowLatencyMode, EveryTopKUpTo32) {
+TEST(EpGpuLowLatencyMode, EveryTopK) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t ranks : {1, 4})
-    for (const std::int32_t top_k : {1, 2, 3, 7, 8, 9, 16, 31, 32}) {
+    for (const std::int32_t top_k : {1, 2, 3, 7, 8, 9, 16, 31, 32, 33, 64, 100, 128}) {
       EpCase c = wide_case(ranks, 11 + static_cast<std::uint64_t>(top_k));
       c.top_k = top_k;
-      c.experts = ranks * 10;  // sometimes fewer than top_k: top-k slots stay empty
+      // Sometimes fewer than top_k: top-k slots stay empty.
+      c.experts = ranks * (top_k > 32 ? 40 : 10);
       c.mixed_magnitudes = true;
       run_low_latency_group(c, [&](GpuGroup& group) {
         for (const Reduction reduction : kReductions)

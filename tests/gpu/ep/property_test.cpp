@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode on GPUs with random shapes against the naive references: 1 to 8 ranks, rows of 256 to
-// 16384 channels in steps of 16 bytes, top-k 1 to 32, up to 1024 experts and 8192 tokens, skewed
+// 16384 channels in steps of 16 bytes, top-k 1 to 128, up to 1024 experts and 8192 tokens, skewed
 // loads, every kind of row and every option. tests/property/ep_draws_test.cpp checks that the seeds
 // cover all of it.
 #include <gtest/gtest.h>

@@ -127,7 +127,7 @@ TEST(EpDeviceLayout, PartsDoNotOverlap) {
     options.low_latency_max_tokens =
         options.max_tokens == 0 || draws.pick(0, 1) == 1 ? draws.pick(1, 512) : 0;
     options.hidden = 16 * draws.pick(1, 1024);
-    options.top_k = static_cast<std::int32_t>(draws.pick(1, 32));
+    options.top_k = static_cast<std::int32_t>(draws.pick(1, kMaxTopK));
     options.experts = static_cast<std::int32_t>(draws.pick(1, 16 * ranks));
     options.live_results = static_cast<std::int32_t>(draws.pick(1, 4));
     options.max_scales = draws.pick(0, 200);
@@ -304,7 +304,7 @@ TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
 
 TEST(EpDeviceLayout, SideRecordsHoldTheFieldsOfARow) {
   for (std::uint32_t scales = 0; scales <= 200; ++scales)
-    for (std::uint32_t top_k = 1; top_k <= 32; ++top_k) {
+    for (std::uint32_t top_k = 1; top_k <= kMaxTopK; ++top_k) {
       const SideRecord record(scales * 4, top_k);
       ASSERT_GE(record.topk_idx, scales * 4);
       ASSERT_GE(record.weights, record.topk_idx + top_k * 8);

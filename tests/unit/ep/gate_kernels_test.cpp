@@ -74,7 +74,7 @@ TEST(GateKernel, MarksTokensWithoutNumbers) {
 }
 
 TEST(GateKernel, HasALimitOfExperts) {
-  GateCase c{.options = {.experts = Gate::kMostExperts, .top_k = 32},
+  GateCase c{.options = {.experts = Gate::kMostExperts, .top_k = kMaxTopK},
              .logits = std::vector<float>(Gate::kMostExperts),
              .bias = {},
              .tokens = 1};

@@ -213,8 +213,7 @@ class Ranks {
   void write_expert_output(std::int32_t me) {
     for (std::int64_t i = 0; i < region_rows() * c_.hidden; ++i) row_at(me, 0)[i] = value();
     auto* const weights = reinterpret_cast<float*>(rank(me).block.data() + layout_.staging_weights);
-    for (std::int64_t i = 0; i < shape_.max_received() * c_.top_k; ++i)
-      weights[i] = weight();
+    for (std::int64_t i = 0; i < shape_.max_received() * c_.top_k; ++i) weights[i] = weight();
     if (c_.summed) write_slot_output(me);
   }
   void combine(std::int32_t me) {

@@ -49,6 +49,38 @@ TEST_P(LowLatencyKernels, UnsummedRows) {
   for (const Combine& combine : kUnsummed) many.round(combine, Values::mixed, true);
 }
 
+// More top-k slots, and more ranks of a token, than a warp has lanes.
+TEST_P(LowLatencyKernels, ManySlots) {
+  for (const std::int32_t top_k : {33, 128}) {
+    SCOPED_TRACE("top-k " + std::to_string(top_k));
+    Ranks ranks({.experts = 3 * top_k / 2,
+                 .top_k = top_k,
+                 .hidden = 288,
+                 .tokens = {2, 1, 0},
+                 .masks = GetParam()});
+    for (const Quantize quantize :
+         {Quantize::none, Quantize::fp8, Quantize::mxfp8, Quantize::nvfp4}) {
+      ranks.quantize(quantize);
+      ranks.round(kSums, Values::plain, quantize == Quantize::fp8);
+    }
+    ranks.quantize(Quantize::none);
+    ranks.round({kSums, kSums, kNow}, Values::plain);
+    for (const Combine& combine : {kSums, kRows, kLogfmt, kExactLogfmt, kExactLogfmtNow})
+      ranks.round(combine, Values::mixed);
+    for (const Combine& combine : {kSums, kNow, kLogfmt, kLogfmtNow})
+      ranks.round(combine, Values::mixed, true);
+    for (const Combine& combine : kFloat8) ranks.round(combine, Values::mixed, true);
+    for (const Combine& combine : kUnsummed) ranks.round(combine, Values::mixed);
+  }
+  Ranks many({.ranks = 40,
+              .experts = 80,
+              .top_k = 60,
+              .hidden = 64,
+              .tokens = std::vector<std::int32_t>(40, 1),
+              .masks = GetParam()});
+  for (const Combine& combine : {kSums, kRows, kLogfmt}) many.round(combine, Values::mixed);
+}
+
 // Whole groups of channels, but not whole packets of four scales.
 TEST_P(LowLatencyKernels, UnevenExperts) {
   const Case cases[] = {{.experts = 10},
@@ -235,6 +267,25 @@ TEST_P(LowLatencyKernelsOnNodes, EveryFormMatchesTheReference) {
     ranks.round(combine, Values::plain, true);
   ranks.quantize(Quantize::fp8);
   ranks.round(kSums, Values::plain, true);
+}
+
+TEST_P(LowLatencyKernelsOnNodes, ManySlots) {
+  const Grid grid = GetParam();
+  std::vector<std::int32_t> tokens = {2, 1, 0, 1, 1, 1, 0, 1};
+  tokens.resize(grid.ranks);
+  Ranks ranks({.ranks = grid.ranks,
+               .experts = 96,
+               .top_k = 72,
+               .hidden = 272,
+               .tokens = tokens,
+               .masks = grid.masks,
+               .blocks = 2,
+               .node_size = grid.node_size});
+  for (const Combine& combine : {kSums, kLogfmt, kRows, kExactLogfmt})
+    ranks.round(combine, Values::mixed);
+  for (const Combine& combine : {kSums, kNow, kLogfmtNow})
+    ranks.round(combine, Values::plain, true);
+  for (const Combine& combine : std::span(kUnsummed).first(2)) ranks.round(combine, Values::mixed);
 }
 
 TEST_P(LowLatencyKernelsOnNodes, Float8Rows) {

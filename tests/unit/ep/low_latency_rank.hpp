@@ -81,6 +81,7 @@ struct Rank {
         report(1),
         header(1),
         pairs(static_cast<std::size_t>(shape.low_latency_rows()), 0x77),
+        more_slots(static_cast<std::size_t>(shape.low_latency_rows()) * (kMostPerLane - 1), 0x77),
         rows(static_cast<std::size_t>(shape.low_latency_rows() * shape.top_k), 0x77),
         topk(static_cast<std::size_t>(shape.low_latency_max_tokens * shape.top_k)),
         kept(static_cast<std::size_t>(shape.low_latency_rows() * shape.top_k)),
@@ -97,7 +98,8 @@ struct Rank {
                                           shape.hidden)) {}
 
   HandleView handle() {
-    return {header.data(), pairs.data(), rows.data(), kept.data(), topk.data()};
+    return {header.data(), pairs.data(), rows.data(),
+            kept.data(),   topk.data(),  group.top_k > kOnePerLane ? more_slots.data() : nullptr};
   }
   PendingView pending() { return {pending_header.data(), pending_weights.data()}; }
 
@@ -108,6 +110,7 @@ struct Rank {
   Array<FaultReport> report;
   Array<HandleHeader> header;
   Array<HandlePair> pairs;
+  Array<std::uint32_t> more_slots;
   Array<std::int32_t> rows, topk;
   Array<float> kept;
   Array<PendingHeader> pending_header;

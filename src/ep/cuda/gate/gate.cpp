@@ -33,8 +33,6 @@ void gate(const ConstTensorView& logits, const ConstTensorView& bias, const Gate
   require(options.experts <= Gate::kMostExperts, Code::unsupported,
           "SHOAL-N508: GateOptions::experts is {}; on GPUs at most {}", options.experts,
           Gate::kMostExperts);
-  require(options.top_k <= kMaxTopKOnGpu, Code::unsupported,
-          "SHOAL-N508: GateOptions::top_k is {}; on GPUs at most {}", options.top_k, kMaxTopKOnGpu);
   const CurrentGpu current(logits.device.index);
   CurrentGpu::checked(launch_gate({.logits = logits.as<float>(),
                                    .bias = bias.defined() ? bias.as<float>() : nullptr,

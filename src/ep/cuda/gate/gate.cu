@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "ep/cuda/device/group.cuh"
+#include "ep/cuda/device/slots.cuh"
 #include "ep/numeric/gate.hpp"
 #include "shoal/device/ptx.cuh"
 
@@ -54,7 +54,8 @@ __device__ std::int32_t take_best(LaneBest& best, std::uint32_t* keys, std::int3
   return taken;
 }
 
-/// The gate of one token, by one warp.
+/// The gate of one token, by one warp. kPerLane: as in slots.cuh, of top-k slots.
+template <int kPerLane>
 class TokenGate {
  public:
   __device__ TokenGate(const Gate& call, std::byte* shared)
@@ -158,27 +159,36 @@ class TokenGate {
   }
 
   __device__ void write(std::int64_t token, bool valid) {
-    std::int64_t expert = -1;
-    float chosen = 0;
+    std::int64_t expert[kPerLane];
+    float chosen[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) expert[i] = -1, chosen[i] = 0;
     double factor = 0;
     if (valid) {
       LaneBest best;
       best.find(keys_, call_.experts);
       for (std::int32_t k = 0; k < call_.top_k; ++k) {
         const std::int32_t taken = take_best(best, keys_, call_.experts);
-        if (k == lane_) expert = taken;
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i)
+          if (k == 32 * i + lane_) expert[i] = taken;
       }
-      chosen = expert < 0 ? 0.0f : scores_[expert];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) chosen[i] = expert[i] < 0 ? 0.0f : scores_[expert[i]];
       double sum = 0;
       for (std::int32_t k = 0; k < call_.top_k; ++k)
-        sum = numeric::add(sum, static_cast<double>(__shfl_sync(~0u, chosen, k)));
+        sum =
+            numeric::add(sum, static_cast<double>(value_of(chosen, static_cast<std::uint32_t>(k))));
       factor = numeric::weight_factor(call_.normalize, call_.scaling, sum);
     }
-    if (lane_ >= call_.top_k) return;
-    const std::int64_t at = token * call_.top_k + lane_;
-    call_.topk_idx[at] = expert;
-    call_.topk_weights[at] =
-        valid ? numeric::weight(chosen, factor) : numeric::float_of(numeric::kQuietNanBits);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (32 * i + lane_ >= call_.top_k) return;
+      const std::int64_t at = token * call_.top_k + 32 * i + lane_;
+      call_.topk_idx[at] = expert[i];
+      call_.topk_weights[at] =
+          valid ? numeric::weight(chosen[i], factor) : numeric::float_of(numeric::kQuietNanBits);
+    }
   }
 
   const Gate& call_;
@@ -187,11 +197,13 @@ class TokenGate {
   std::uint32_t *const keys_, *const group_keys_;
 };
 
+template <int kPerLane>
 __global__ void __launch_bounds__(kMostWarps * 32) gate_kernel(const __grid_constant__ Gate call) {
   const auto warp = static_cast<std::int64_t>(threadIdx.x / 32);
   const auto warps = static_cast<std::int64_t>(blockDim.x / 32);
-  TokenGate gate(call, ptx::dynamic_shared() + static_cast<std::size_t>(warp) *
-                                                   bytes_of_warp(call.experts, call.groups));
+  TokenGate<kPerLane> gate(
+      call, ptx::dynamic_shared() +
+                static_cast<std::size_t>(warp) * bytes_of_warp(call.experts, call.groups));
   for (std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * warps + warp;
        token < call.tokens; token += static_cast<std::int64_t>(gridDim.x) * warps)
     gate.run(token);
@@ -211,7 +223,8 @@ cudaError_t launch_gate(const Gate& call, cudaStream_t stream) {
   config.blockDim = dim3(static_cast<unsigned>(warps * 32));
   config.dynamicSmemBytes = static_cast<std::size_t>(warps) * bytes;
   config.stream = stream;
-  return cudaLaunchKernelEx(&config, gate_kernel, call);
+  return cudaLaunchKernelEx(
+      &config, call.top_k <= kOnePerLane ? gate_kernel<1> : gate_kernel<kMostPerLane>, call);
 }
 
 }  // namespace shoal::ep::cuda

@@ -23,10 +23,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     combine_kernel(const __grid_constant__ LowLatencyCombine call) {
   begin_kernel();
   if (blockIdx.x < call.send_blocks)
-    combine_send::send<CombineRowForm::sums, false, false, kParted>(call.send,
-                                                                    {blockIdx.x, call.send_blocks});
+    combine_send::send<CombineRowForm::sums, false, false, kParted, 1>(
+        call.send, {blockIdx.x, call.send_blocks});
   else
-    combine_receive::receive<CombineRowForm::sums, combine_receive::kFewAhead, false>(
+    combine_receive::receive<CombineRowForm::sums, combine_receive::kFewAhead, false, 1>(
         call.receive, {blockIdx.x - call.send_blocks, gridDim.x - call.send_blocks});
 }
 

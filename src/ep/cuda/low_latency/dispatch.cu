@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     dispatch_kernel(const __grid_constant__ LowLatencyDispatch call) {
   begin_kernel();
   const BlockRange send{blockIdx.x, call.send_blocks};
-  if (send.me < send.count) dispatch_send::send<false, kRows, true>(call.send, send);
+  if (send.me < send.count) dispatch_send::send<false, kRows, true, 1>(call.send, send);
   const BlockRange receive{gridDim.x - 1 - blockIdx.x, call.receive_blocks};
   if (receive.me < receive.count)
-    dispatch_receive::receive<false, kRows, true>(call.receive, call.send.group, receive);
+    dispatch_receive::receive<false, kRows, true, 1>(call.receive, call.send.group, receive);
 }
 
 }  // namespace low_latency

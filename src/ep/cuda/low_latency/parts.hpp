@@ -34,6 +34,8 @@ inline HandleView handle_view(void* block, const Shape& shape, std::size_t* byte
   HandleView view{};
   view.header = cursor.take<HandleHeader>(1);
   view.pairs = cursor.take<HandlePair>(slots);
+  if (shape.top_k > kOnePerLane)
+    view.more_slots = cursor.take<std::uint32_t>(slots * (kMostPerLane - 1));
   view.rows = cursor.take<std::int32_t>(slots * shape.top_k);
   view.weights = cursor.take<float>(slots * shape.top_k);
   view.ranks = cursor.take<std::int32_t>(shape.low_latency_max_tokens * shape.top_k);
@@ -195,7 +197,8 @@ struct LowLatency::Parts {
   /// blocks are for the two of them.
   bool joins(const Launch& launch) const {
     return chains() && group.device.mask_failed == 0 && !group.low_latency_counts &&
-           limits_for(launch).most_blocks == 0 && groups->only_one();
+           group.device.top_k <= kOnePerLane && limits_for(launch).most_blocks == 0 &&
+           groups->only_one();
   }
   /// Two combines can be in progress, of which the later one can already wait for weights.
   std::uint64_t* waits_of_combine(std::uint64_t epoch) const {
@@ -217,13 +220,16 @@ struct LowLatency::Parts {
   }
 
   void load_kernels() const {
-    load_low_latency_dispatch_send();
-    load_low_latency_dispatch_receive();
-    load_low_latency_combine_send();
-    load_low_latency_combine_receive();
-    load_low_latency_dispatch();
-    load_low_latency_combine();
-    load_low_latency_probe();
+    const bool many_slots = group.device.top_k > kOnePerLane;
+    load_low_latency_dispatch_send(many_slots);
+    load_low_latency_dispatch_receive(many_slots);
+    load_low_latency_combine_send(many_slots);
+    load_low_latency_combine_receive(many_slots);
+    if (!many_slots) {
+      load_low_latency_dispatch();
+      load_low_latency_combine();
+    }
+    load_low_latency_probe(many_slots);
     load_low_latency_forward();
     load_low_latency_wait_arrival();
   }

@@ -73,8 +73,9 @@ __device__ void for_given(const NormalRoute& params, std::int32_t first, std::in
   }
 }
 
-/// The places of the experts of a tile of tokens, in shared memory: the top-k slots of a token one after
-/// another, with a gap between tokens so that threads with neighbouring tokens use different banks.
+/// The places of the experts of a tile of tokens, in shared memory: the top-k slots of a token one
+/// after another, with a gap between tokens so that threads with neighbouring tokens use different
+/// banks.
 template <int kThreads>
 class IndexTile {
  public:

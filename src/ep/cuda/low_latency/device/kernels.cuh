@@ -28,6 +28,7 @@
 #include "ep/cuda/device/combine_notice.hpp"
 #include "ep/cuda/device/divisor.cuh"
 #include "ep/cuda/device/group.cuh"
+#include "ep/cuda/device/slots.cuh"
 #include "ep/plan/row_format.hpp"
 #include "shoal/ep/group.hpp"
 
@@ -93,7 +94,7 @@ inline constexpr std::uint32_t kSentinel = 0xffff'ffffu;
 /// One token of one source, as a dispatch leaves it for the combine.
 struct alignas(16) HandlePair {
   std::int32_t source, token;
-  std::uint32_t topk_slots;  ///< a bit for each top-k slot whose expert is here; 0: none is
+  std::uint32_t topk_slots;  ///< a bit for each of 32 top-k slots whose expert is here
 };
 
 struct HandleHeader {
@@ -113,6 +114,8 @@ struct HandleView {
   /// [tokens][top_k]: the ranks of the experts of this rank's tokens, so that combines look up
   /// none; -1: none.
   std::int32_t* ranks;
+  /// [tokens][ranks][kMostPerLane - 1]: bits of the top-k slots of a pair from 32 on; or nullptr.
+  std::uint32_t* more_slots;
 };
 
 /// A combine between send and receive, in device memory.
@@ -180,6 +183,36 @@ void for_each_row_kind(F&& f) {
   f(RowKindOf<RowKind::mxfp8>());
   f(RowKindOf<RowKind::nvfp4>());
 }
+
+template <CombineRowForm kForm>
+using CombineFormOf = std::integral_constant<CombineRowForm, kForm>;
+
+/// Calls f with the form, as a CombineFormOf.
+template <typename F>
+auto for_combine_form(CombineRowForm form, F&& f) {
+  switch (form) {
+    case CombineRowForm::sums:
+      return f(CombineFormOf<CombineRowForm::sums>());
+    case CombineRowForm::rows:
+      return f(CombineFormOf<CombineRowForm::rows>());
+    case CombineRowForm::log_fmt_sums:
+      return f(CombineFormOf<CombineRowForm::log_fmt_sums>());
+    case CombineRowForm::log_fmt:
+      return f(CombineFormOf<CombineRowForm::log_fmt>());
+    case CombineRowForm::fp8_sums:
+      return f(CombineFormOf<CombineRowForm::fp8_sums>());
+    case CombineRowForm::fp8:
+      return f(CombineFormOf<CombineRowForm::fp8>());
+    case CombineRowForm::mxfp8_sums:
+      return f(CombineFormOf<CombineRowForm::mxfp8_sums>());
+    default:
+      return f(CombineFormOf<CombineRowForm::mxfp8>());
+  }
+}
+inline constexpr CombineRowForm kCombineForms[] = {
+    CombineRowForm::sums,       CombineRowForm::rows,     CombineRowForm::log_fmt_sums,
+    CombineRowForm::log_fmt,    CombineRowForm::fp8_sums, CombineRowForm::fp8,
+    CombineRowForm::mxfp8_sums, CombineRowForm::mxfp8};
 
 /// dispatch_send.cuh
 struct LowLatencyDispatchSend {
@@ -333,13 +366,23 @@ void load_kernel(Kernel* kernel) {
 }
 
 /// Make the driver load the kernels now. At their first launch loading may wait for kernels of
-/// other PEs on this GPU.
-void load_low_latency_dispatch_send();
-void load_low_latency_dispatch_receive();
-void load_low_latency_combine_send();
-void load_low_latency_combine_receive();
+/// other PEs on this GPU. `many_slots`: of a group with more top-k slots than a warp has lanes.
+void load_low_latency_dispatch_send(bool many_slots);
+void load_low_latency_dispatch_receive(bool many_slots);
+void load_low_latency_combine_send(bool many_slots);
+void load_low_latency_combine_receive(bool many_slots);
 void load_low_latency_dispatch();
 void load_low_latency_combine();
-void load_low_latency_probe();
+void load_low_latency_probe(bool many_slots);
+
+/// The kernels of groups with more top-k slots than a warp has lanes: in files of their own, whose
+/// device code is compressed, because few programs need it. `counted`: counts(call.group).
+void (*many_slots_dispatch_send(bool counted, std::uint32_t quantize))(LowLatencyDispatchSend);
+void (*many_slots_dispatch_receive(bool counted,
+                                   std::uint32_t quantize))(LowLatencyDispatchReceive);
+void (*many_slots_combine_send(bool counted, CombineRowForm form))(LowLatencyCombineSend);
+/// `unsummed`: of LowLatencyCombineReceive.
+void (*many_slots_combine_receive(bool counted, CombineRowForm form,
+                                  bool unsummed))(LowLatencyCombineReceive);
 
 }  // namespace shoal::ep::cuda

@@ -71,12 +71,13 @@ __device__ void add_unit(UnitSum& sum, const LogfmtBits& bits, float weight, flo
 
 /// The rows of a token, for the warps that add them up: sums of ranks, or expert outputs. kByRank:
 /// in the order of ranks, with levels.
-template <CombineEncoding kEncoding, bool kWhole, bool kByRank>
+template <CombineEncoding kEncoding, bool kWhole, bool kByRank, int kPerLane>
 class EncodedRows {
  public:
   /// `rows`: the first combine row. `unsummed`: each of the token's rows is decoded for itself.
-  __device__ EncodedRows(const DeviceGroup& group, std::uint64_t epoch, const TokenRows& token_rows,
-                         uint4* rows, std::int32_t channels, bool unsummed)
+  __device__ EncodedRows(const DeviceGroup& group, std::uint64_t epoch,
+                         const TokenRows<kPerLane>& token_rows, uint4* rows, std::int32_t channels,
+                         bool unsummed)
       : group_(group),
         epoch_(epoch),
         rows_(rows),
@@ -84,13 +85,19 @@ class EncodedRows {
         me_(lane_id()),
         unsummed_(!kByRank && unsummed),
         slots_(token_rows.arrived) {
-    count_ = static_cast<std::uint32_t>(__popc(token_rows.arrived));
-    const std::uint32_t order = order_rows(token_rows, kByRank);
-    const auto slot = static_cast<int>(order & 31u);
-    ends_ = __ballot_sync(kWarp, (order & kEndsRank) != 0);
-    weight_ = __shfl_sync(kWarp, token_rows.weight, slot);
-    rank_ = __shfl_sync(kWarp, token_rows.slot.rank, slot);
-    at_ = __shfl_sync(kWarp, token_rows.row, slot);
+    count_ = token_rows.arrived.count();
+    std::uint32_t order[kPerLane];
+    order_rows(token_rows, kByRank, order);
+    bool ends[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const std::uint32_t slot = order[i] % kRows;
+      ends[i] = (order[i] & kEndsRank) != 0;
+      weight_[i] = value_of(token_rows.weight, slot);
+      rank_[i] = value_of(token_rows.slot.rank, slot);
+      at_[i] = value_of(token_rows.row, slot);
+    }
+    ends_ = NumberSet<kPerLane>::vote(ends);
   }
 
   __device__ std::uint32_t pieces() const { return row_.pieces; }
@@ -104,7 +111,7 @@ class EncodedRows {
     for (std::uint32_t i = 0; i < kAhead; ++i) load(ahead[i], i, base);
     UnitSum sum;
     if (unsummed_) sum.begin_row();
-    std::uint32_t slots = slots_;
+    NumberSet<kPerLane> slots = slots_;
     Groups groups{};
     bool came = true;
 #pragma unroll 1
@@ -122,7 +129,7 @@ class EncodedRows {
       came = complete(words.words, i, base) && came;
       const std::uint32_t first = j * kPieceGroups, all = (1u << kPieceGroups) - 1;
       const auto of_group = static_cast<int>(first + me_ / kGroupLanes);
-      const float weight = __shfl_sync(kWarp, weight_, static_cast<int>(i));
+      const float weight = value_of(weight_, i);
       if constexpr (kEncoding != CombineEncoding::log_fmt) {
         const float scale = float8_scale_in<kEncoding>(__shfl_sync(kWarp, groups.word, of_group));
 #pragma unroll
@@ -142,10 +149,10 @@ class EncodedRows {
         else
           add_unit<LogfmtCodes::any>(sum, words, weight, log_min, step);
       }
-      if (kByRank && (ends_ >> i & 1) != 0) sum.end_level();
+      if (kByRank && ends_.has(i)) sum.end_level();
       if (!unsummed_) continue;
       if (came) store(sum, unit, count, row_of_slot(out, slots));
-      slots &= slots - 1;
+      slots = slots.without_first();
       sum.begin_row();
     }
     if (unsummed_)
@@ -155,6 +162,8 @@ class EncodedRows {
   }
 
  private:
+  /// Rows of a token, at most.
+  static constexpr std::uint32_t kRows = 32 * kPerLane;
   /// Rows whose words are in flight while one is added.
   static constexpr std::uint32_t kAhead = 2;
   /// Rows whose levels are computed at once.
@@ -185,9 +194,7 @@ class EncodedRows {
   };
 
   __device__ std::uint32_t* at(std::uint32_t i, std::uint32_t word) const {
-    return reinterpret_cast<std::uint32_t*>(rows_ +
-                                            __shfl_sync(kWarp, at_, static_cast<int>(i % 32))) +
-           word;
+    return reinterpret_cast<std::uint32_t*>(rows_ + value_of(at_, i % kRows)) + word;
   }
 
   /// Starts to load words of row `i`. Those that do not exist are 0.
@@ -220,7 +227,7 @@ class EncodedRows {
                            const Place& place) const {
     if (!self_signalling(group_)) return true;
     std::uint32_t* const from = at(i, place.first);
-    const std::int32_t rank = __shfl_sync(kWarp, rank_, static_cast<int>(i % 32));
+    const std::int32_t rank = value_of(rank_, i % kRows);
     std::uint64_t deadline = 0;
     bool came = true;
 #pragma unroll 1
@@ -306,13 +313,14 @@ class EncodedRows {
   }
 
   /// The row of the first of `slots`.
-  __device__ uint4* row_of_slot(uint4* out, std::uint32_t slots) const {
-    return out + static_cast<std::size_t>(__ffs(static_cast<int>(slots)) - 1) * (row_.hidden / 8);
+  __device__ uint4* row_of_slot(uint4* out, const NumberSet<kPerLane>& slots) const {
+    return out + static_cast<std::size_t>(slots.first()) * (row_.hidden / 8);
   }
   /// Clears the unit in the top-k slots that have no row.
   __device__ void store_zeros(std::uint32_t unit, std::uint32_t count, uint4* out) const {
-    for (std::uint32_t empty = kWarp >> (32 - group_.top_k) & ~slots_; empty != 0;
-         empty &= empty - 1)
+    using Set = NumberSet<kPerLane>;
+    Set empty = Set::below(static_cast<std::uint32_t>(group_.top_k)) & ~slots_;
+    for (; empty.any(); empty = empty.without_first())
       for (std::uint32_t half = 0; 8 * half < count; ++half)
         row_of_slot(out, empty)[2 * unit + half] = {};
   }
@@ -323,13 +331,13 @@ class EncodedRows {
   const CombineRow<kEncoding, kWhole> row_;
   const std::uint32_t me_;
   const bool unsummed_;
-  const std::uint32_t slots_;  ///< top-k slots that have a row
-  std::uint32_t count_;        ///< rows
-  std::uint32_t ends_;         ///< rows that are the last of their rank
-  // Lane i holds these members for row i.
-  float weight_;
-  std::int32_t rank_;
-  std::uint32_t at_;  ///< in chunks of 16 bytes from rows_ on
+  const NumberSet<kPerLane> slots_;  ///< top-k slots that have a row
+  std::uint32_t count_;              ///< rows
+  NumberSet<kPerLane> ends_;         ///< rows that are the last of their rank
+  // By the number of the row.
+  float weight_[kPerLane];
+  std::int32_t rank_[kPerLane];
+  std::uint32_t at_[kPerLane];  ///< in chunks of 16 bytes from rows_ on
 };
 
 }  // namespace shoal::ep::cuda

@@ -184,15 +184,18 @@ __device__ std::uint32_t combine_row_bytes(const LowLatencyForwardCombine& call,
   return (last_word_of(call.form, call.sizes.hidden) + 1) * sizeof(std::uint32_t);
 }
 
-/// The top-k slots of a token of the remote rank whose experts are here.
-__device__ std::uint32_t topk_slots_of(const LowLatencyForwardCombine& call, std::int32_t rank,
-                                       std::int32_t token) {
+/// The top-k slots of a token of the remote rank whose experts are here. Words after the first are
+/// empty in groups whose handles have one.
+using PairSlots = NumberSet<kMostPerLane>;
+__device__ PairSlots topk_slots_of(const LowLatencyForwardCombine& call, std::int32_t rank,
+                                   std::int32_t token) {
   const DeviceGroup& group = call.group;
   const std::int32_t behind = rank - group.me - 1;
   const std::int32_t at = token * group.ranks + (behind < 0 ? behind + group.ranks : behind);
-  return token < call.sizes.max_tokens && at < call.handle.header->pairs
-             ? call.handle.pairs[at].topk_slots
-             : 0;
+  if (token >= call.sizes.max_tokens || at >= call.handle.header->pairs) return {};
+  const std::uint32_t first = call.handle.pairs[at].topk_slots;
+  if (call.handle.more_slots == nullptr) return {{first}};
+  return slots_of_pair<kMostPerLane>(call.handle, static_cast<std::size_t>(at), first);
 }
 
 /// Puts the rows in 32 of this rank's own places. All lanes of a warp call.
@@ -201,11 +204,11 @@ __device__ void put_own_rows(const LowLatencyForwardCombine& call, Outbox<Networ
                              std::int32_t place, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const std::int32_t rank = outbox.rank(), local = place / call.sizes.max_tokens;
-  const std::uint32_t slots = topk_slots_of(call, rank, place % call.sizes.max_tokens);
+  const PairSlots slots = topk_slots_of(call, rank, place % call.sizes.max_tokens);
   const bool has_row =
-      local < min(__popc(slots), is_sums(call.form)
-                                     ? 1
-                                     : static_cast<std::int32_t>(group.layout.rank_combine_rows));
+      local <
+      min(static_cast<std::int32_t>(slots.count()),
+          is_sums(call.form) ? 1 : static_cast<std::int32_t>(group.layout.rank_combine_rows));
   const std::size_t all = combine_row_index(group, call.sizes, epoch, 0, group.me, 0, 0);
   const std::size_t first = all + static_cast<std::size_t>(place) - lane_id();
   put_rows(outbox, combine_row_at(group, rank, first), group.layout.combine_row_bytes,
@@ -220,14 +223,15 @@ __device__ void put_shared_rows(const LowLatencyForwardCombine& call, Outbox<Net
                                 std::int32_t token, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const auto own = static_cast<std::int32_t>(group.layout.rank_combine_rows);
-  std::uint32_t left = topk_slots_of(call, outbox.rank(), token);
-  for (std::int32_t local = 0; __any_sync(kWarp, left != 0); left &= left - 1, ++local) {
+  PairSlots left = topk_slots_of(call, outbox.rank(), token);
+  for (std::int32_t local = 0; __any_sync(kWarp, left.any());
+       left = left.without_first(), ++local) {
     if (local < own) continue;
     Piece row;
     const std::uint64_t* flag = nullptr;
-    if (left != 0) {
+    if (left.any()) {
       const std::size_t index =
-          combine_row_index(group, call.sizes, epoch, token, group.me, __ffs(left) - 1, local);
+          combine_row_index(group, call.sizes, epoch, token, group.me, left.first(), local);
       row = {combine_row_at(group, outbox.rank(), index),
              combine_row_bytes(call, outbox.rank(), index, epoch)};
       if (call.flags != 0 && row.bytes != 0) flag = combine_flag_at(group, outbox.rank(), index);

@@ -13,16 +13,26 @@ template <CombineRowForm kForm, int kVariant, bool kCounts>
 __global__ void __launch_bounds__(combine_receive::kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
-  combine_receive::receive<kForm, kVariant, kCounts>(call, all_blocks());
+  combine_receive::receive<kForm, kVariant, kCounts, 1>(call, all_blocks());
   end_chained(call.chained != 0);
 }
 
 }  // namespace low_latency
 
-template <CombineRowForm kForm, int kVariant>
-auto* kernel_of(bool counts) {
-  return counts ? low_latency::combine_receive_kernel<kForm, kVariant, true>
-                : low_latency::combine_receive_kernel<kForm, kVariant, false>;
+/// `second`: with sums, the receive is deferred; with rows, they are copied; with log_fmt, rows
+/// consist of whole pieces.
+auto* kernel_of(bool counted, CombineRowForm form, bool second) {
+  return for_combine_form(form, [&](auto of) {
+    constexpr bool kSums = of.value == CombineRowForm::sums;
+    constexpr bool kTwo = kSums || of.value == CombineRowForm::rows ||
+                          encoding_of(of.value) == CombineEncoding::log_fmt;
+    constexpr int kFirst = kSums ? kFewAhead : 0, kSecond = !kTwo ? kFirst : kSums ? kManyAhead : 1;
+    if (second)
+      return counted ? low_latency::combine_receive_kernel<of.value, kSecond, true>
+                     : low_latency::combine_receive_kernel<of.value, kSecond, false>;
+    return counted ? low_latency::combine_receive_kernel<of.value, kFirst, true>
+                   : low_latency::combine_receive_kernel<of.value, kFirst, false>;
+  });
 }
 
 }  // namespace
@@ -32,49 +42,23 @@ void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
   const auto [blocks, threads] = combine_receive::divide(
       call, limits.most_blocks > 0 ? limits.most_blocks : 2 * limits.multiprocessors,
       limits.multiprocessors);
-  const auto start = [&](auto* kernel) {
-    launch(kernel, blocks, threads, 0, call, limits, stream);
-  };
-  const bool counted = counts(call.group), whole = LogfmtRow<false>(call.sizes.hidden).is_whole();
-  switch (call.form) {
-    case CombineRowForm::sums:
-      return start(call.grants == 0 ? kernel_of<CombineRowForm::sums, kFewAhead>(counted)
-                                    : kernel_of<CombineRowForm::sums, kManyAhead>(counted));
-    case CombineRowForm::rows:
-      return start(call.unsummed != 0 ? kernel_of<CombineRowForm::rows, 1>(counted)
-                                      : kernel_of<CombineRowForm::rows, 0>(counted));
-    case CombineRowForm::log_fmt_sums:
-      return start(whole ? kernel_of<CombineRowForm::log_fmt_sums, 1>(counted)
-                         : kernel_of<CombineRowForm::log_fmt_sums, 0>(counted));
-    case CombineRowForm::log_fmt:
-      return start(whole ? kernel_of<CombineRowForm::log_fmt, 1>(counted)
-                         : kernel_of<CombineRowForm::log_fmt, 0>(counted));
-    case CombineRowForm::fp8_sums:
-      return start(kernel_of<CombineRowForm::fp8_sums, 0>(counted));
-    case CombineRowForm::fp8:
-      return start(kernel_of<CombineRowForm::fp8, 0>(counted));
-    case CombineRowForm::mxfp8_sums:
-      return start(kernel_of<CombineRowForm::mxfp8_sums, 0>(counted));
-    case CombineRowForm::mxfp8:
-      return start(kernel_of<CombineRowForm::mxfp8, 0>(counted));
-  }
+  const bool counted = counts(call.group);
+  const bool second = call.form == CombineRowForm::sums ? call.grants != 0
+                      : call.form == CombineRowForm::rows
+                          ? call.unsummed != 0
+                          : LogfmtRow<false>(call.sizes.hidden).is_whole();
+  launch(call.group.top_k > kOnePerLane
+             ? many_slots_combine_receive(counted, call.form, call.unsummed != 0)
+             : kernel_of(counted, call.form, second),
+         blocks, threads, 0, call, limits, stream);
 }
 
-void load_low_latency_combine_receive() {
-  for (const bool counted : {false, true}) {
-    load_kernel(kernel_of<CombineRowForm::sums, kFewAhead>(counted));
-    load_kernel(kernel_of<CombineRowForm::sums, kManyAhead>(counted));
-    load_kernel(kernel_of<CombineRowForm::rows, 0>(counted));
-    load_kernel(kernel_of<CombineRowForm::rows, 1>(counted));
-    load_kernel(kernel_of<CombineRowForm::log_fmt_sums, 0>(counted));
-    load_kernel(kernel_of<CombineRowForm::log_fmt_sums, 1>(counted));
-    load_kernel(kernel_of<CombineRowForm::log_fmt, 0>(counted));
-    load_kernel(kernel_of<CombineRowForm::log_fmt, 1>(counted));
-    load_kernel(kernel_of<CombineRowForm::fp8_sums, 0>(counted));
-    load_kernel(kernel_of<CombineRowForm::fp8, 0>(counted));
-    load_kernel(kernel_of<CombineRowForm::mxfp8_sums, 0>(counted));
-    load_kernel(kernel_of<CombineRowForm::mxfp8, 0>(counted));
-  }
+void load_low_latency_combine_receive(bool many_slots) {
+  for (const bool counted : {false, true})
+    for (const CombineRowForm form : kCombineForms)
+      for (const bool second : {false, true})
+        load_kernel(many_slots ? many_slots_combine_receive(counted, form, second)
+                               : kernel_of(counted, form, second));
 }
 
 }  // namespace shoal::ep::cuda

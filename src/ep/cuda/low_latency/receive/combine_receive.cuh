@@ -42,7 +42,7 @@ struct RankStates {
   bool unsummed[kMaxDeviceRanks];
 };
 
-template <bool kCounts>
+template <bool kCounts, int kPerLane>
 class CombineReceiver {
  public:
   __device__ CombineReceiver(const LowLatencyCombineReceive& call, const BlockRange& blocks,
@@ -77,49 +77,58 @@ class CombineReceiver {
     }
   }
 
-  /// The rank of the expert of this lane's top-k slot, or -1.
-  __device__ std::int32_t load_rank(std::int32_t token) const {
-    const auto me = static_cast<std::int32_t>(lane_id());
-    if (token >= call_.tokens || me >= group_.top_k) return -1;
-    return known_rank(group_,
-                      call_.handle.ranks[static_cast<std::size_t>(token) * group_.top_k + me]);
+  /// Sets the ranks of the experts of this lane's top-k slots, or -1.
+  __device__ void load_ranks(std::int32_t token, std::int32_t (&rank)[kPerLane]) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const auto slot = static_cast<std::int32_t>(number_of_lane(i));
+      rank[i] = -1;
+      if (token < call_.tokens && slot < group_.top_k)
+        rank[i] = known_rank(
+            group_, call_.handle.ranks[static_cast<std::size_t>(token) * group_.top_k + slot]);
+    }
   }
 
   /// Waits for the combine rows of a token, as far as they have flags. With sums, the row of a rank
   /// is in its last top-k slot.
-  __device__ TokenRows wait(std::int32_t token, std::int32_t rank) const {
-    const std::uint32_t me = lane_id();
-    const bool in_row = me < static_cast<std::uint32_t>(group_.top_k);
-    const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
-    TokenRows token_rows;
-    token_rows.slot = make_topk_slot(rank);
+  __device__ TokenRows<kPerLane> wait(std::int32_t token,
+                                      const std::int32_t (&rank)[kPerLane]) const {
+    TokenRows<kPerLane> token_rows;
+    const TopkSlots<kPerLane>& slot = token_rows.slot = make_topk_slots(rank);
     if (kCounts && threadIdx.x == 0)
-      count_up(&low_latency_rows(group_).combined,
-               static_cast<std::uint64_t>(__popc(token_rows.slot.lasts)));
+      count_up(&low_latency_rows(group_).combined, std::uint64_t{slot.lasts.count()});
     const bool sums = is_sums(call_.form);
-    const bool awaited = token_rows.slot.rank >= 0 && !ranks_.masked[token_rows.slot.rank];
-    bool unsummed = false;
-    if (awaited && may_be_unsummed())
-      unsummed = self_signalling(group_) ? ranks_.unsummed[token_rows.slot.rank]
-                                         : wait_for_notice(token_rows.slot.rank);
-    token_rows.unsummed = __ballot_sync(kWarp, unsummed);
-    token_rows.weight = 1;  // of sums
-    if (in_row && (!sums || unsummed) && call_.weights != nullptr)
-      token_rows.weight = call_.weights[at];
-    token_rows.row = 0;
-    bool arrived = false;
-    if (awaited && (!sums || unsummed || token_rows.slot.last)) {
-      const TopkSlot& topk_slot = token_rows.slot;
-      const std::size_t index = combine_row_index(group_, call_.sizes, epoch_, token,
-                                                  topk_slot.rank, static_cast<std::int32_t>(me),
-                                                  sums && !unsummed ? 0 : topk_slot.index_of_rank);
-      token_rows.row =
-          static_cast<std::uint32_t>(index * (group_.layout.combine_row_bytes / sizeof(uint4)));
-      arrived = rows_have_no_flags() ||
-                wait_for_row(topk_slot.rank, combine_flag_at(group_, group_.me, index));
-      if (rows_have_no_flags() && measures()) measure(topk_slot.rank, token_rows.row);
+    bool awaited[kPerLane], unsummed[kPerLane], arrived[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      awaited[i] = slot.rank[i] >= 0 && !ranks_.masked[slot.rank[i]];
+      unsummed[i] = false;
+      if (awaited[i] && may_be_unsummed())
+        unsummed[i] =
+            self_signalling(group_) ? ranks_.unsummed[slot.rank[i]] : wait_for_notice(slot.rank[i]);
     }
-    token_rows.arrived = __ballot_sync(kWarp, arrived);
+    token_rows.unsummed = NumberSet<kPerLane>::vote(unsummed);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const std::uint32_t number = number_of_lane(i);
+      const bool in_row = number < static_cast<std::uint32_t>(group_.top_k);
+      token_rows.weight[i] = 1;  // of sums
+      if (in_row && (!sums || unsummed[i]) && call_.weights != nullptr)
+        token_rows.weight[i] =
+            call_.weights[static_cast<std::size_t>(token) * group_.top_k + number];
+      token_rows.row[i] = 0;
+      arrived[i] = false;
+      if (!awaited[i] || (sums && !unsummed[i] && !slot.last[i])) continue;
+      const std::size_t index = combine_row_index(group_, call_.sizes, epoch_, token, slot.rank[i],
+                                                  static_cast<std::int32_t>(number),
+                                                  sums && !unsummed[i] ? 0 : slot.index_of_rank[i]);
+      token_rows.row[i] =
+          static_cast<std::uint32_t>(index * (group_.layout.combine_row_bytes / sizeof(uint4)));
+      arrived[i] = rows_have_no_flags() ||
+                   wait_for_row(slot.rank[i], combine_flag_at(group_, group_.me, index));
+      if (rows_have_no_flags() && measures()) measure(slot.rank[i], token_rows.row[i]);
+    }
+    token_rows.arrived = NumberSet<kPerLane>::vote(arrived);
     return token_rows;
   }
 
@@ -277,12 +286,6 @@ struct RowSum {
   }
 };
 
-/// The top-k slots of a token that have no row.
-__device__ inline std::uint32_t empty_slots(const LowLatencyCombineReceive& call,
-                                            const TokenRows& token_rows) {
-  return kWarp >> (32 - call.group.top_k) & ~token_rows.arrived;
-}
-
 /// Rows that a thread has in flight; expert outputs in place of sums: in a receive right after
 /// its send, and in a deferred one.
 constexpr int kRowsAhead = 8, kFewAhead = 2, kManyAhead = 4;
@@ -292,37 +295,43 @@ constexpr int kRowsAhead = 8, kFewAhead = 2, kManyAhead = 4;
 enum class RowAddition : std::uint8_t { plain, weighted, by_rank, none };
 
 /// Adds up bfloat16 rows, kAhead of them in flight. `out`: the first row of the token.
-template <RowAddition kAddition, int kAhead, class Receiver>
+template <RowAddition kAddition, int kAhead, class Receiver, int kPerLane>
 __device__ void add_rows(const Receiver& collector, const LowLatencyCombineReceive& call,
-                         const TokenRows& token_rows, std::uint32_t part, uint4* out) {
+                         const TokenRows<kPerLane>& token_rows, std::uint32_t part, uint4* out) {
+  using Set = NumberSet<kPerLane>;
   constexpr bool kByRank = kAddition == RowAddition::by_rank;
   constexpr int kRankBits = 8;
   static_assert(kMaxDeviceRanks <= 1 << kRankBits && kAhead * kRankBits <= 64);
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
-  // Rows are the bits of `all`: top-k slots, or positions in the order by rank.
-  std::uint32_t order = 0, all = token_rows.arrived;
+  // Rows are the numbers in `all`: top-k slots, or positions in the order by rank.
+  std::uint32_t order[kPerLane];
+  Set all = token_rows.arrived;
   if constexpr (kByRank) {
-    order = order_rows(token_rows, true);
-    all = all == 0 ? 0 : kWarp >> (32 - __popc(all));
+    order_rows(token_rows, true, order);
+    if (all.any()) all = Set::below(all.count());
   }
-  const auto slot_of = [&](std::uint32_t rows) {
-    const int row = __ffs(rows) - 1;
-    return kByRank ? __shfl_sync(kWarp, order, row) : static_cast<std::uint32_t>(row);
+  const auto slot_of = [&](const Set& rows) {
+    const auto row = static_cast<std::uint32_t>(rows.first());
+    if constexpr (kByRank)
+      return value_of(order, row);
+    else
+      return row;
   };
   for (std::uint32_t first = part * blockDim.x + threadIdx.x / 32 * 32; first < chunks;
        first += call.parts * blockDim.x) {
     const std::uint32_t chunk = first + lane_id();
     RowSum sum;
     bool came = true;
-    for (std::uint32_t left = all; left != 0;) {
-      std::uint32_t rows[kAhead], wanted = 0, ahead = left;
+    for (Set left = all; left.any();) {
+      std::uint32_t rows[kAhead], wanted = 0;
+      Set ahead = left;
       std::uint64_t ranks = 0;  // packed, because the wait of one lane cannot shuffle
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i, ahead &= ahead - 1) {
-        if (ahead == 0) continue;
-        const auto lane = static_cast<int>(slot_of(ahead) & ~kEndsRank);
-        rows[i] = __shfl_sync(kWarp, token_rows.row, lane);
-        ranks |= static_cast<std::uint64_t>(__shfl_sync(kWarp, token_rows.slot.rank, lane))
+      for (int i = 0; i < kAhead; ++i, ahead = ahead.without_first()) {
+        if (!ahead.any()) continue;
+        const std::uint32_t slot = slot_of(ahead) & ~kEndsRank;
+        rows[i] = value_of(token_rows.row, slot);
+        ranks |= static_cast<std::uint64_t>(value_of(token_rows.slot.rank, slot))
                  << (i * kRankBits);
         if (chunk < chunks) wanted |= 1u << i;
       }
@@ -336,8 +345,8 @@ __device__ void add_rows(const Receiver& collector, const LowLatencyCombineRecei
              came;
       __syncwarp();
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i, left &= left - 1) {
-        if (left == 0) continue;
+      for (int i = 0; i < kAhead; ++i, left = left.without_first()) {
+        if (!left.any()) continue;
         if constexpr (kAddition == RowAddition::none) {
           if (chunk < chunks && came) out[std::size_t{slot_of(left)} * chunks + chunk] = data[i];
           continue;
@@ -348,15 +357,15 @@ __device__ void add_rows(const Receiver& collector, const LowLatencyCombineRecei
           sum.add(values);
         } else {
           const std::uint32_t slot = slot_of(left);
-          sum.add_weighted(
-              values, __shfl_sync(kWarp, token_rows.weight, static_cast<int>(slot & 31u)), kByRank);
+          sum.add_weighted(values, value_of(token_rows.weight, slot % (32 * kPerLane)), kByRank);
           if (kByRank && (slot & kEndsRank) != 0) sum.end_level();
         }
       }
     }
     if (chunk >= chunks) continue;
     if constexpr (kAddition == RowAddition::none) {
-      for (std::uint32_t empty = empty_slots(call, token_rows); empty != 0; empty &= empty - 1)
+      Set empty = Set::below(static_cast<std::uint32_t>(call.group.top_k)) & ~token_rows.arrived;
+      for (; empty.any(); empty = empty.without_first())
         out[std::size_t{slot_of(empty)} * chunks + chunk] = {};
     } else if (came) {
       out[chunk] = Bfloat16Vector::narrow(sum.total);
@@ -366,14 +375,18 @@ __device__ void add_rows(const Receiver& collector, const LowLatencyCombineRecei
 
 /// Reduces `arrived` to the rows that all warps have seen: they can differ for a rank that is being
 /// masked. All threads of the block call.
-__device__ inline void agree(TokenRows& token_rows) {
-  __shared__ std::uint32_t arrived;
+template <int kPerLane>
+__device__ void agree(TokenRows<kPerLane>& token_rows) {
+  __shared__ std::uint32_t arrived[kPerLane];
   __syncthreads();
-  if (threadIdx.x == 0) arrived = kWarp;
+  if (threadIdx.x < kPerLane) arrived[threadIdx.x] = kWarp;
   __syncthreads();
-  if (lane_id() == 0) atomicAnd(&arrived, token_rows.arrived);
+#pragma unroll
+  for (int w = 0; w < kPerLane; ++w)
+    if (lane_id() == 0) atomicAnd(&arrived[w], token_rows.arrived.words[w]);
   __syncthreads();
-  token_rows.arrived = arrived;
+#pragma unroll
+  for (int w = 0; w < kPerLane; ++w) token_rows.arrived.words[w] = arrived[w];
 }
 
 /// For encoded rows: blocks that divide a token, as many as `most` allows. With statistics a block
@@ -388,16 +401,18 @@ inline std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::u
 /// The receive. The blocks of `all` call. kVariant: with sums, rows in flight of ranks that send
 /// expert outputs in place of them. More of them take registers from the sums, so only deferred
 /// receives, which mostly get such rows, have many. With rows, whether they are copied (unsummed).
-/// With encoded rows, whether they consist of whole pieces. kCounts: counts(call.group).
-template <CombineRowForm kForm, int kVariant, bool kCounts>
+/// With encoded rows, whether they consist of whole pieces. kCounts: counts(call.group). kPerLane:
+/// as in slots.cuh.
+template <CombineRowForm kForm, int kVariant, bool kCounts, int kPerLane>
 __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& all) {
   __shared__ RankStates ranks;
   const DeviceGroup& group = call.group;
-  CombineReceiver<kCounts> collector(call, all, ranks);
+  CombineReceiver<kCounts, kPerLane> collector(call, all, ranks);
   const auto blocks = static_cast<std::int32_t>(all.count),
              parts = static_cast<std::int32_t>(call.parts);
   auto item = (static_cast<std::int32_t>(all.me) + blocks - 1) % blocks;
-  std::int32_t rank = collector.load_rank(item / parts);  // before the wait
+  std::int32_t rank[kPerLane];
+  collector.load_ranks(item / parts, rank);  // before the wait
   collector.look_at_ranks(ranks);
   __syncthreads();
   collector.pass();
@@ -405,8 +420,8 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
   for (; item / parts < call.tokens; item += blocks) {
     const std::int32_t token = item / parts;
     const auto part = static_cast<std::uint32_t>(item % parts);
-    TokenRows token_rows = collector.wait(token, rank);
-    rank = collector.load_rank((item + blocks) / parts);
+    TokenRows<kPerLane> token_rows = collector.wait(token, rank);
+    collector.load_ranks((item + blocks) / parts, rank);
     // With statistics, one warp must have measured before other warps take the words.
     if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
     // A compile-time choice where rows are not encoded.
@@ -415,7 +430,7 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
     uint4* const out =
         collector.out_row(unsummed ? std::int64_t{token} * group.top_k : std::int64_t{token});
     if constexpr (is_encoded(kForm)) {
-      const EncodedRows<encoding_of(kForm), kVariant != 0, is_sums(kForm)> rows(
+      const EncodedRows<encoding_of(kForm), kVariant != 0, is_sums(kForm), kPerLane> rows(
           group, collector.epoch(), token_rows, collector.chunk_at(0, 0), call.sizes.hidden,
           unsummed);
       const std::uint32_t warps = blockDim.x / 32;
@@ -425,7 +440,7 @@ __device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& 
     } else if constexpr (kForm == CombineRowForm::rows) {
       add_rows<kVariant != 0 ? RowAddition::none : RowAddition::weighted, kRowsAhead>(
           collector, call, token_rows, part, out);
-    } else if (token_rows.unsummed == 0) {
+    } else if (!token_rows.unsummed.any()) {
       add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows, part, out);
     } else {
       add_rows<RowAddition::by_rank, kVariant>(collector, call, token_rows, part, out);

@@ -20,6 +20,8 @@
 
 #include "ep/cuda/low_latency/device/grants.cuh"
 #include "ep/cuda/low_latency/device/launch.cuh"
+#include "ep/cuda/low_latency/device/topk_slots.cuh"
+#include "ep/cuda/low_latency/receive/source_waits.cuh"
 #include "ep/numeric/numeric.hpp"
 
 namespace shoal::ep::cuda::dispatch_receive {
@@ -31,98 +33,7 @@ static_assert(kThreads >= kMaxDeviceRanks);
 constexpr int kAhead = 7;
 constexpr std::uint32_t kPieceChunks = kAhead * 32;
 
-/// Source and call of a wait, for its report.
-struct SourceWait {
-  const DeviceGroup* group;
-  const DispatchReceivePart* call;
-  std::uint64_t epoch;
-  std::int32_t source;
-};
-
-/// Waits until ready(notice). Returns false when the notice says that this will not happen, and
-/// when the wait fails. kCounted: counts as a wait for the source.
-template <bool kCounted = false, typename Ready>
-__device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
-  const DeviceGroup& group = *wait.group;
-  const std::uint64_t* const notice = dispatch_notice(group, group.me, wait.epoch, wait.source);
-  if (is_masked(group, wait.source)) return false;
-  std::uint64_t said = 0, waited = 0;
-  bool here = false, masked = false;
-  const bool came = wait_or_mask(
-      group, wait.source, Phase::low_latency_dispatch_receive, kDispatchOperation, wait.epoch,
-      [&] {
-        said = ptx::ld_relaxed_sys_global(notice);
-        if ((here = ready(said))) return true;
-        // The source has masked this rank: its notice says so, or is already a later one.
-        return masked = ahead_of(said, wait.epoch) > 0 ||
-                        (is_epoch(said, wait.epoch) && DispatchNoticeWord::of(said).masked);
-      },
-      notice, kCounted || wait.call->wait_ns != nullptr ? &waited : nullptr);
-  if (wait.call->wait_ns != nullptr) note_wait(wait.call->longest_wait, wait.source, waited);
-  if constexpr (kCounted)
-    count_first_wait(group, KernelKind::low_latency_dispatch_receive, wait.epoch, wait.source,
-                     waited);
-  if (masked)
-    wait_failed(group, Fault::peer_failed, Phase::low_latency_dispatch_receive, kDispatchOperation,
-                wait.source, wait.epoch, static_cast<std::uint32_t>(said));
-  return came && here;
-}
-
-/// Waits for the header of a slot; false where the source has no such token. The lanes of a warp
-/// have a packet each, or none.
-__device__ inline __noinline__ bool wait_header(const SourceWait& wait, std::int32_t token,
-                                                const std::byte* packet) {
-  bool beyond = false;
-  return wait_for(wait,
-                  [&](std::uint64_t said) {
-                    if (packet == nullptr || is_epoch(load_packet(packet).low, wait.epoch))
-                      return true;
-                    return beyond = is_epoch(said, wait.epoch) &&
-                                    !DispatchNoticeWord::of(said).masked &&
-                                    token >= DispatchNoticeWord::of(said).tokens;
-                  }) &&
-         !beyond;
-}
-
-/// Waits for the number of rows of a source for an expert; 0 where the source is masked.
-__device__ inline __noinline__ std::uint32_t wait_count(const SourceWait& wait,
-                                                        const std::uint64_t* at) {
-  std::uint64_t word = 0;
-  const bool came = wait_for(wait, [&](std::uint64_t) {
-    return is_epoch(word = ptx::ld_relaxed_sys_global(at), wait.epoch);
-  });
-  return came ? static_cast<std::uint32_t>(word >> 32) : 0;
-}
-
-/// Waits for the notice of a source; 0 where it is masked.
-template <bool kCounts>
-__device__ __noinline__ std::uint64_t wait_notice(const SourceWait& wait) {
-  std::uint64_t word = 0;
-  wait_for<kCounts>(wait, [&](std::uint64_t said) {
-    if (!is_epoch(said, wait.epoch) || DispatchNoticeWord::of(said).masked) return false;
-    word = said;
-    return true;
-  });
-  return word;
-}
-
-/// Waits for a ready word.
-__device__ inline __noinline__ bool wait_ready(const SourceWait& wait, const std::uint64_t* word) {
-  return wait_for(wait,
-                  [&](std::uint64_t) { return ptx::ld_acquire_sys_global(word) >= wait.epoch; });
-}
-
-/// Waits for a word of a row.
-__device__ inline __noinline__ std::uint32_t wait_word(const SourceWait& wait, const RowWait& rows,
-                                                       const std::uint32_t* at) {
-  std::uint32_t word = kSentinel;
-  wait_for(wait, [&](std::uint64_t) {
-    return (word = ptx::ld_relaxed_sys_global(at)) != kSentinel || disagreed(rows);
-  });
-  return word;
-}
-
-template <bool kCounts, RowKind kRows, bool kJoined>
+template <bool kCounts, RowKind kRows, bool kJoined, int kPerLane>
 class DispatchReceiver {
  public:
   /// A barrier of the block has to follow, before which `masked` is not read.
@@ -267,51 +178,74 @@ class DispatchReceiver {
     return rows;
   }
 
-  /// A row as the lanes of its warp hold it: lane k has top-k slot k.
+  /// A row as the lanes of its warp hold it: they have its top-k slots (slots.cuh).
   struct ReceivedRow {
     std::int32_t source, token;
-    std::size_t slot;          ///< slot_index
-    std::int32_t expert;       ///< local; -1: elsewhere or none
-    std::uint32_t row;         ///< index among the expert's rows, where this lane's copy goes
-    std::uint32_t topk_slots;  ///< those with an expert here
+    std::size_t slot;                ///< slot_index
+    std::int32_t expert[kPerLane];   ///< local; -1: elsewhere or none
+    std::uint32_t row[kPerLane];     ///< index among the expert's rows, where the slot's copy goes
+    NumberSet<kPerLane> topk_slots;  ///< those with an expert here
   };
 
   /// Reads the header of a slot; no top-k slots where the source has no such token.
   __device__ ReceivedRow look_at(std::uint32_t number) const {
+    constexpr auto kSlots = static_cast<std::uint32_t>(detail::kTopkSlotsPerPacket);
+    constexpr std::uint32_t kPackets = 32 / kSlots;  // of 32 top-k slots
     const std::uint32_t me = lane_id();
     ReceivedRow row;
     row.source = static_cast<std::int32_t>(call_.by_tokens.quotient(number));
     row.token = static_cast<std::int32_t>(call_.by_tokens.remainder(number));
     row.slot = slot_index(group_, call_.sizes, epoch_, row.source, row.token);
-    const std::byte* const at =
-        me < group_.layout.packets
-            ? slot_header(group_, group_.me, row.slot) + me * detail::kPacketBytes
-            : nullptr;
-    SlotPacket packet{};
-    if (at != nullptr) packet = load_packet(at);
-    bool used = !masked_[row.source];
-    if (used && __any_sync(kWarp, at != nullptr && !is_epoch(packet.low, epoch_)) != 0) {
-      used = __all_sync(kWarp, wait_header(wait_of(row.source), row.token, at)) != 0;
-      if (used && at != nullptr) packet = load_packet(at);
+    const std::byte* at[kPerLane];
+    SlotPacket packet[kPerLane] = {};
+    bool missing = false;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kPerLane; ++i) {
+      const std::uint32_t p = i * kPackets + me;
+      at[i] = p < group_.layout.packets && (kPerLane == 1 || me < kPackets)
+                  ? slot_header(group_, group_.me, row.slot) + p * detail::kPacketBytes
+                  : nullptr;
+      if (at[i] != nullptr) packet[i] = load_packet(at[i]);
+      missing = missing || (at[i] != nullptr && !is_epoch(packet[i].low, epoch_));
     }
-    constexpr auto kSlots = static_cast<std::uint32_t>(detail::kTopkSlotsPerPacket);
-    const SlotPacket mine{__shfl_sync(kWarp, packet.low, me / kSlots),
-                          __shfl_sync(kWarp, packet.high, me / kSlots)};
-    row.expert =
-        used && me < static_cast<std::uint32_t>(group_.top_k) ? mine.expert(me % kSlots) : -1;
-    row.topk_slots = __ballot_sync(kWarp, row.expert >= 0);
-    row.row = mine.number(me % kSlots);
+    bool used = !masked_[row.source];
+    if (used && __any_sync(kWarp, missing) != 0) {
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        used = used && __all_sync(kWarp, wait_header(wait_of(row.source), row.token, at[i])) != 0;
+        if (used && at[i] != nullptr) packet[i] = load_packet(at[i]);
+      }
+    }
+    bool here[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const SlotPacket mine{__shfl_sync(kWarp, packet[i].low, me / kSlots),
+                            __shfl_sync(kWarp, packet[i].high, me / kSlots)};
+      row.expert[i] = used && number_of_lane(i) < static_cast<std::uint32_t>(group_.top_k)
+                          ? mine.expert(me % kSlots)
+                          : -1;
+      row.row[i] = mine.number(me % kSlots);
+      here[i] = row.expert[i] >= 0;
+    }
+    row.topk_slots = NumberSet<kPerLane>::vote(here);
     return row;
   }
 
-  /// Index of this lane's top-k slot in the arrays of the handle.
-  __device__ std::size_t handle_index(std::uint32_t slot) const {
-    return static_cast<std::size_t>(slot) * group_.top_k + lane_id();
+  /// Index of a top-k slot in the arrays of the handle.
+  __device__ std::size_t handle_index(std::uint32_t slot, std::uint32_t topk_slot) const {
+    return static_cast<std::size_t>(slot) * group_.top_k + topk_slot;
   }
-  /// Row index over all experts, of the copy for the top-k slot of `lane`.
-  __device__ std::size_t target(const ReceivedRow& row, int lane) const {
-    return static_cast<std::size_t>(__shfl_sync(kWarp, row.expert, lane)) * slots_ +
-           __shfl_sync(kWarp, row.row, lane);
+  /// Row index over all experts, of the copy for a top-k slot.
+  __device__ std::size_t target(const ReceivedRow& row, std::uint32_t topk_slot) const {
+    return static_cast<std::size_t>(value_of(row.expert, topk_slot)) * slots_ +
+           value_of(row.row, topk_slot);
+  }
+  /// Adds the rows of earlier sources.
+  __device__ void finish_numbers(ReceivedRow& row) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (row.expert[i] >= 0) row.row[i] += rows_before(row.expert[i], row.source);
+    __syncwarp();
   }
   __device__ static uint4* chunk_at(std::byte* base, std::uint32_t chunk) {
     return reinterpret_cast<uint4*>(base) + chunk;
@@ -322,17 +256,22 @@ class DispatchReceiver {
     ReceivedRow row = look_at(slot);
     if (piece == 0 && lane_id() == 0) {
       const std::int32_t behind = row.source - group_.me - 1;
-      call_.handle.pairs[row.token * group_.ranks + (behind < 0 ? behind + group_.ranks : behind)] =
-          {row.source, row.token, row.topk_slots};
-      if (kCounts && row.topk_slots != 0) count_up(&low_latency_rows(group_).received, 1);
+      const std::int32_t pair =
+          row.token * group_.ranks + (behind < 0 ? behind + group_.ranks : behind);
+      call_.handle.pairs[pair] = {row.source, row.token, row.topk_slots.words[0]};
+#pragma unroll
+      for (int w = 1; w < kPerLane; ++w)
+        call_.handle.more_slots[static_cast<std::size_t>(pair) * (kPerLane - 1) +
+                                static_cast<std::size_t>(w - 1)] = row.topk_slots.words[w];
+      if (kCounts && row.topk_slots.any()) count_up(&low_latency_rows(group_).received, 1);
     }
-    if (row.topk_slots == 0) return;
+    if (!row.topk_slots.any()) return;
     __syncwarp();
     if (!self_signalling(group_) &&
         __all_sync(kWarp,
                    wait_ready(wait_of(row.source), slot_ready(group_, group_.me, row.slot))) == 0)
       return;
-    const bool keeps_weight = piece == 0 && call_.has_weights != 0 && row.expert >= 0;
+    const bool keeps_weights = piece == 0 && call_.has_weights != 0;
     const auto source = [&](int) { return row.source; };
     if constexpr (kJoined) {
       // A joined launch has the registers to load everything that the warp needs from the slot
@@ -343,18 +282,16 @@ class DispatchReceiver {
       const std::uint32_t wanted = chunks.wanted | scale.wanted() << kAhead;
       uint4 data[kAhead + 1];
       load(wanted, data, at);
-      std::uint32_t weight = kSentinel;
-      if (keeps_weight) weight = ptx::ld_relaxed_sys_global(weight_at(row));
-      if (row.expert >= 0) row.row += rows_before(row.expert, row.source);
-      __syncwarp();
+      std::uint32_t weight[kPerLane];
+      load_weights(row, keeps_weights, weight);
+      finish_numbers(row);
       const bool came = take_loaded(group_, row_wait(), wanted, data, at, source);
       if (__all_sync(kWarp, came) == 0) return;
       copy_piece(row, chunks, data);
       copy_scales(row, scale, piece, data[kAhead]);
-      if (keeps_weight) keep_weight(row, slot, weight);
+      keep_weights(row, slot, keeps_weights, weight);
     } else {
-      if (row.expert >= 0) row.row += rows_before(row.expert, row.source);
-      __syncwarp();
+      finish_numbers(row);
       const PieceChunks chunks(*this, row, piece);
       uint4 data[kAhead];
       bool came = take(group_, row_wait(), chunks.wanted, data, chunks, source);
@@ -366,12 +303,18 @@ class DispatchReceiver {
           take(group_, row_wait(), scale.wanted(), scales, [&](int) { return scale.at; }, source);
       if (__all_sync(kWarp, came) == 0) return;
       copy_scales(row, scale, piece, scales[0]);
-      if (keeps_weight) keep_weight(row, slot, ptx::ld_relaxed_sys_global(weight_at(row)));
+      std::uint32_t weight[kPerLane];
+      load_weights(row, keeps_weights, weight);
+      keep_weights(row, slot, keeps_weights, weight);
     }
-    if (piece != 0 || row.expert < 0) return;
-    const std::size_t at = static_cast<std::size_t>(row.expert) * slots_ + row.row;
-    call_.source_token[at] = row.token;
-    call_.handle.rows[handle_index(slot)] = static_cast<std::int32_t>(at);
+    if (piece != 0) return;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (row.expert[i] < 0) continue;
+      const std::size_t at = static_cast<std::size_t>(row.expert[i]) * slots_ + row.row[i];
+      call_.source_token[at] = row.token;
+      call_.handle.rows[handle_index(slot, number_of_lane(i))] = static_cast<std::int32_t>(at);
+    }
   }
 
   __device__ std::byte* place_of(const ReceivedRow& row) const {
@@ -434,9 +377,9 @@ class DispatchReceiver {
   __device__ void copy_piece(const ReceivedRow& row, const PieceChunks& chunks,
                              const uint4 (&data)[kCount]) const {
 #pragma unroll 1
-    for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
-      std::byte* const to =
-          call_.x + target(row, __ffs(left) - 1) * call_.row.chunks * sizeof(uint4);
+    for (NumberSet<kPerLane> left = row.topk_slots; left.any(); left = left.without_first()) {
+      std::byte* const to = call_.x + target(row, static_cast<std::uint32_t>(left.first())) *
+                                          call_.row.chunks * sizeof(uint4);
 #pragma unroll
       for (std::uint32_t i = 0; i < kAhead; ++i)
         if (chunks.wanted >> i & 1) *chunk_at(to, chunks.begin + i * 32) = data[i];
@@ -483,10 +426,10 @@ class DispatchReceiver {
   __device__ void store_words(const ReceivedRow& row, bool exists, std::uint32_t first,
                               const std::uint32_t (&words)[count]) const {
 #pragma unroll 1
-    for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
-      const auto expert =
-          static_cast<std::uint32_t>(__shfl_sync(kWarp, row.expert, __ffs(left) - 1));
-      const std::uint32_t number = __shfl_sync(kWarp, row.row, __ffs(left) - 1);
+    for (NumberSet<kPerLane> left = row.topk_slots; left.any(); left = left.without_first()) {
+      const auto topk_slot = static_cast<std::uint32_t>(left.first());
+      const auto expert = static_cast<std::uint32_t>(value_of(row.expert, topk_slot));
+      const std::uint32_t number = value_of(row.row, topk_slot);
       std::uint32_t* const to = call_.scales + call_.scale_words.index(expert, number, first);
 #pragma unroll
       for (std::uint32_t i = 0; i < count; ++i)
@@ -522,9 +465,9 @@ class DispatchReceiver {
                                        const std::uint32_t (&words)[4]) const {
     __syncwarp();
 #pragma unroll 1
-    for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
-      std::byte* const to =
-          call_.x + target(row, __ffs(left) - 1) * call_.row.chunks * sizeof(uint4);
+    for (NumberSet<kPerLane> left = row.topk_slots; left.any(); left = left.without_first()) {
+      std::byte* const to = call_.x + target(row, static_cast<std::uint32_t>(left.first())) *
+                                          call_.row.chunks * sizeof(uint4);
 #pragma unroll 1
       for (std::uint32_t g = 0; exists && g < sizeof(uint4); ++g) {
         if ((words[g / 4] >> 8 * (g % 4) & numeric::kNvfp4Escaped) == 0) continue;
@@ -546,19 +489,33 @@ class DispatchReceiver {
                    false);
   }
 
-  __device__ std::uint32_t* weight_at(const ReceivedRow& row) const {
-    return reinterpret_cast<std::uint32_t*>(slot_weights(group_, group_.me, row.slot)) + lane_id();
+  __device__ std::uint32_t* weight_at(const ReceivedRow& row, int turn) const {
+    return reinterpret_cast<std::uint32_t*>(slot_weights(group_, group_.me, row.slot)) +
+           number_of_lane(turn);
   }
-  /// Copies the weight of this lane's top-k slot, which has been loaded: the half may be written
-  /// again before the combine needs it.
-  __device__ void keep_weight(const ReceivedRow& row, std::uint32_t slot,
-                              std::uint32_t weight) const {
-    std::uint32_t* const from = weight_at(row);
-    if (self_signalling(group_)) {
-      if (weight == kSentinel) weight = wait_word(wait_of(row.source), row_wait(), from);
-      *from = kSentinel;
+  /// Starts to load the weights of this lane's top-k slots, if the warp keeps them.
+  __device__ void load_weights(const ReceivedRow& row, bool keeps,
+                               std::uint32_t (&weight)[kPerLane]) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      weight[i] = kSentinel;
+      if (keeps && row.expert[i] >= 0) weight[i] = ptx::ld_relaxed_sys_global(weight_at(row, i));
     }
-    call_.handle.weights[handle_index(slot)] = __uint_as_float(weight);
+  }
+  /// Copies them after load_weights: the half may be written again before the combine needs them.
+  __device__ void keep_weights(const ReceivedRow& row, std::uint32_t slot, bool keeps,
+                               const std::uint32_t (&loaded)[kPerLane]) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (!keeps || row.expert[i] < 0) continue;
+      std::uint32_t weight = loaded[i];
+      std::uint32_t* const from = weight_at(row, i);
+      if (self_signalling(group_)) {
+        if (weight == kSentinel) weight = wait_word(wait_of(row.source), row_wait(), from);
+        *from = kSentinel;
+      }
+      call_.handle.weights[handle_index(slot, number_of_lane(i))] = __uint_as_float(weight);
+    }
   }
 
   const DispatchReceivePart& call_;
@@ -573,12 +530,12 @@ class DispatchReceiver {
 };
 
 /// The receive. The `blocks` blocks call; kCounts: counts(call.group). kJoined: in one launch with
-/// the send.
-template <bool kCounts, RowKind kRows, bool kJoined = false>
+/// the send. kPerLane: as in slots.cuh.
+template <bool kCounts, RowKind kRows, bool kJoined, int kPerLane>
 __device__ void receive(const DispatchReceivePart& call, const DeviceGroup& group,
                         const BlockRange& blocks) {
   __shared__ bool masked[kMaxDeviceRanks];
-  DispatchReceiver<kCounts, kRows, kJoined> receiver(call, group, blocks, masked);
+  DispatchReceiver<kCounts, kRows, kJoined, kPerLane> receiver(call, group, blocks, masked);
   __syncthreads();
   receiver.pass();
   receiver.run();

@@ -45,27 +45,41 @@ __device__ bool slots_arrived(const LowLatencyProbe& call, std::uint64_t epoch,
   return arrived;
 }
 
+template <int kPerLane>
 __device__ bool combine_rows_arrived(const LowLatencyProbe& call, std::uint64_t epoch,
                                      std::int32_t token) {
   const DeviceGroup& group = call.group;
-  const std::uint32_t me = lane_id();
-  const bool in_row = me < static_cast<std::uint32_t>(group.top_k);
-  const TopkSlot topk_slot = make_topk_slot(
-      in_row ? call.handle.ranks[static_cast<std::size_t>(token) * group.top_k + me] : -1);
-  if (topk_slot.rank < 0 || !is_awaited(group, topk_slot.rank)) return true;
-  const std::uint64_t said =
-      ptx::ld_relaxed_sys_global(combine_notice(group, group.me, epoch, topk_slot.rank));
-  if (ahead_of(said, epoch) < 0) return false;
-  const bool sum = is_sums(call.form) && (said & CombineNoticeWord::kUnsummed) == 0;
-  if (sum && !topk_slot.last) return true;
-  const std::size_t index =
-      combine_row_index(group, call.sizes, epoch, token, topk_slot.rank,
-                        static_cast<std::int32_t>(me), sum ? 0 : topk_slot.index_of_rank);
-  return ahead_of(ptx::ld_relaxed_sys_global(combine_flag_at(group, group.me, index)), epoch) >= 0;
+  std::int32_t rank[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const auto slot = static_cast<std::int32_t>(number_of_lane(i));
+    rank[i] = slot < group.top_k
+                  ? call.handle.ranks[static_cast<std::size_t>(token) * group.top_k + slot]
+                  : -1;
+  }
+  const TopkSlots<kPerLane> slots = make_topk_slots(rank);
+  bool arrived = true;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (rank[i] < 0 || !is_awaited(group, rank[i])) continue;
+    const std::uint64_t said =
+        ptx::ld_relaxed_sys_global(combine_notice(group, group.me, epoch, rank[i]));
+    const bool sum = is_sums(call.form) && (said & CombineNoticeWord::kUnsummed) == 0;
+    if (ahead_of(said, epoch) < 0) arrived = false;
+    if (ahead_of(said, epoch) < 0 || (sum && !slots.last[i])) continue;
+    const std::size_t index = combine_row_index(group, call.sizes, epoch, token, rank[i],
+                                                static_cast<std::int32_t>(number_of_lane(i)),
+                                                sum ? 0 : slots.index_of_rank[i]);
+    arrived =
+        ahead_of(ptx::ld_relaxed_sys_global(combine_flag_at(group, group.me, index)), epoch) >= 0 &&
+        arrived;
+  }
+  return arrived;
 }
 
 namespace low_latency {
 
+template <int kPerLane>
 __global__ void __launch_bounds__(kThreads)
     probe_kernel(const __grid_constant__ LowLatencyProbe call) {
   const bool combine = call.pending.header != nullptr;
@@ -80,9 +94,9 @@ __global__ void __launch_bounds__(kThreads)
   if (__syncthreads_and(arrived) != 0) {
     const std::int32_t parts = combine ? call.tokens : call.group.ranks;
     for (std::int32_t part = warp; part < parts; part += warps)
-      arrived =
-          (combine ? combine_rows_arrived(call, epoch, part) : slots_arrived(call, epoch, part)) &&
-          arrived;
+      arrived = (combine ? combine_rows_arrived<kPerLane>(call, epoch, part)
+                         : slots_arrived(call, epoch, part)) &&
+                arrived;
   }
   arrived = __syncthreads_and(arrived) != 0;
   if (threadIdx.x == 0) *call.reply = call.sequence * 2 + (arrived ? 1 : 0);
@@ -92,12 +106,15 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_low_latency_probe(const LowLatencyProbe& call, cudaStream_t stream) {
-  low_latency::probe_kernel<<<1, kThreads, 0, stream>>>(call);
+  (call.group.top_k <= kOnePerLane
+       ? low_latency::probe_kernel<1>
+       : low_latency::probe_kernel<kMostPerLane>)<<<1, kThreads, 0, stream>>>(call);
 }
 
-void load_low_latency_probe() {
+void load_low_latency_probe(bool many_slots) {
   cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes, low_latency::probe_kernel);
+  (void)cudaFuncGetAttributes(&attributes, many_slots ? low_latency::probe_kernel<kMostPerLane>
+                                                      : low_latency::probe_kernel<1>);
 }
 
 }  // namespace shoal::ep::cuda

@@ -53,20 +53,25 @@ constexpr std::uint32_t kEncodedThreads = 448;
 constexpr std::int32_t kBlocksPerMultiprocessor = 2;
 constexpr std::uint32_t kAhead = 4;  // chunks of an expert output that a thread has in flight
 
-/// One (source, token) as its warps hold it: lane k has the output of the expert in top-k slot k.
+/// One (source, token) as its warps hold it: lanes have the outputs of the experts in their top-k
+/// slots (slots.cuh).
+template <int kPerLane>
 struct CombineItem {
-  HandlePair pair;
-  const std::uint16_t* row;  ///< the expert output in y; nullptr: none
-  float weight;
-  std::uint64_t stamped;  ///< the stamped weight at the time of the load, where weights come with
-                          ///< the combine
-  std::uint32_t topk_slots;  ///< those with an expert output
-  std::uint32_t own_slots;   ///< those that this item sends
+  HandlePair pair = {};
+  const std::uint16_t* row[kPerLane] = {};  ///< the expert output in y; nullptr: none
+  float weight[kPerLane] = {};
+  /// The stamped weight at the time of the load, where weights come with the combine.
+  std::uint64_t stamped[kPerLane] = {};
+  NumberSet<kPerLane> pair_slots;  ///< those of the pair
+  NumberSet<kPerLane> topk_slots;  ///< those with an expert output
+  NumberSet<kPerLane> own_slots;   ///< those that this item sends
 };
 
-template <bool kCounts>
+template <bool kCounts, int kPerLane>
 class CombineSender {
  public:
+  using Item = CombineItem<kPerLane>;
+
   __device__ CombineSender(const LowLatencyCombineSend& call, const BlockRange& blocks,
                            bool* masked)
       : call_(call),
@@ -114,68 +119,89 @@ class CombineSender {
   }
 
   /// Loads everything but the weights, for which a wait may be necessary.
-  __device__ CombineItem load(std::int32_t number) const {
-    CombineItem item;
-    item.pair = {};
-    const std::uint32_t me = lane_id(), pair = static_cast<std::uint32_t>(number) >> call_.split;
+  __device__ Item load(std::int32_t number) const {
+    Item item;
+    const std::uint32_t pair = static_cast<std::uint32_t>(number) >> call_.split;
     // Loads beyond the end of the list, so that the load does not depend on its length.
-    if (pair < slots_) item.pair = call_.handle.pairs[pair];
-    if (number >= items()) item.pair = {};
-    item.row = nullptr;
-    item.weight = 0;
-    item.stamped = 0;
-    const std::uint32_t before = __popc(item.pair.topk_slots & ((1u << me) - 1));
-    const bool is_mine =
-        (item.pair.topk_slots >> me & 1) != 0 &&
-        ((static_cast<std::uint32_t>(number) ^ before) & (1u << call_.split) - 1) == 0;
-    item.own_slots = __ballot_sync(kWarp, is_mine);
-    if (is_mine) {
-      if (receives_weights()) item.stamped = ptx::ld_relaxed_sys_global(weight_at(item.pair));
-      const auto row = static_cast<std::uint32_t>(call_.handle.rows[handle_index(item.pair)]);
-      // The row of a source that failed between the blocks of a receive may have no number.
-      if (row < slots_ * static_cast<std::uint32_t>(group_.local_experts))
-        item.row = call_.y + row / slots_ * call_.expert_stride + row % slots_ * call_.row_stride;
+    if (pair < slots_) {
+      item.pair = call_.handle.pairs[pair];
+      item.pair_slots = slots_of_pair<kPerLane>(call_.handle, pair, item.pair.topk_slots);
     }
-    item.topk_slots = __ballot_sync(kWarp, item.row != nullptr);
+    if (number >= items()) {
+      item.pair = {};
+      item.pair_slots = {};
+    }
+    bool is_mine[kPerLane], has_row[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const std::uint32_t slot = number_of_lane(i), before = item.pair_slots.count_below(slot);
+      is_mine[i] = item.pair_slots.has(slot) &&
+                   ((static_cast<std::uint32_t>(number) ^ before) & (1u << call_.split) - 1) == 0;
+    }
+    item.own_slots = NumberSet<kPerLane>::vote(is_mine);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (is_mine[i]) {
+        if (receives_weights())
+          item.stamped[i] = ptx::ld_relaxed_sys_global(weight_at(item.pair, number_of_lane(i)));
+        const auto row = static_cast<std::uint32_t>(
+            call_.handle.rows[handle_index(item.pair, number_of_lane(i))]);
+        // The row of a source that failed between the blocks of a receive may have no number.
+        if (row < slots_ * static_cast<std::uint32_t>(group_.local_experts))
+          item.row[i] =
+              call_.y + row / slots_ * call_.expert_stride + row % slots_ * call_.row_stride;
+      }
+      has_row[i] = item.row[i] != nullptr;
+    }
+    item.topk_slots = NumberSet<kPerLane>::vote(has_row);
     return item;
   }
 
-  __device__ void load_weights(CombineItem& item) const {
-    if (item.row == nullptr) return;
-    item.weight = call_.weights_travelled != 0 ? call_.handle.weights[handle_index(item.pair)]
-                                               : wait_weight(item);
+  __device__ void load_weights(Item& item) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (item.row[i] == nullptr) continue;
+      item.weight[i] = call_.weights_travelled != 0
+                           ? call_.handle.weights[handle_index(item.pair, number_of_lane(i))]
+                           : wait_weight(item, i);
+    }
   }
 
   __device__ std::int32_t items() const { return pairs_ << call_.split; }
 
-  __device__ bool wanted(const CombineItem& item) const {
-    return item.own_slots != 0 && !masked_[item.pair.source];
+  __device__ bool wanted(const Item& item) const {
+    return item.own_slots.any() && !masked_[item.pair.source];
   }
 
   /// combine_row_index of a sum, and of the expert output of a top-k slot. A sum takes the place of
   /// its last top-k slot, where no other rank sends anything in any form.
-  __device__ std::size_t sum_place(const CombineItem& item) const {
+  __device__ std::size_t sum_place(const Item& item) const {
     return combine_row_index(group_, call_.sizes, epoch_, item.pair.token, group_.me,
-                             31 - __clz(item.pair.topk_slots), 0);
+                             item.pair_slots.last(), 0);
   }
-  __device__ std::size_t row_place(const CombineItem& item, std::int32_t topk_slot) const {
+  __device__ std::size_t row_place(const Item& item, std::int32_t topk_slot) const {
     return combine_row_index(group_, call_.sizes, epoch_, item.pair.token, group_.me, topk_slot,
-                             __popc(item.pair.topk_slots & ((1u << topk_slot) - 1)));
+                             static_cast<std::int32_t>(item.pair_slots.count_below(
+                                 static_cast<std::uint32_t>(topk_slot))));
   }
 
-  __device__ std::byte* target(const CombineItem& item, std::size_t place) const {
+  __device__ std::byte* target(const Item& item, std::size_t place) const {
     return combine_row_at(group_, item.pair.source, place);
   }
 
-  __device__ static const std::uint16_t* row_of(const CombineItem& item, int lane) {
-    return reinterpret_cast<const std::uint16_t*>(
-        __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(item.row), lane));
+  /// The expert output of the first of `slots`.
+  __device__ static const uint4* row_of(const Item& item, const NumberSet<kPerLane>& slots) {
+    return reinterpret_cast<const uint4*>(
+        value_of(item.row, static_cast<std::uint32_t>(slots.first())));
+  }
+  __device__ static float weight_of(const Item& item, const NumberSet<kPerLane>& slots) {
+    return value_of(item.weight, static_cast<std::uint32_t>(slots.first()));
   }
 
   /// Sends the part `part` of the parts into which blocks divide a sum. A thread has kRows expert
   /// outputs in flight, kChunks chunks of each, and waits for the weights only when the first are.
   template <std::uint32_t kChunks, std::uint32_t kRows>
-  __device__ void send_sum(CombineItem& item, std::uint32_t part) const {
+  __device__ void send_sum(Item& item, std::uint32_t part) const {
     const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
     bool weighted = false;
     auto* const out = reinterpret_cast<uint4*>(target(item, sum_place(item)));
@@ -184,21 +210,20 @@ class CombineSender {
     for (std::uint32_t first = part * kChunks * kThreads; first + warp < chunks;
          first += call_.parts * kChunks * kThreads) {
       float sums[kChunks][8] = {};
-      for (std::uint32_t left = item.topk_slots; left != 0;) {
+      for (NumberSet<kPerLane> left = item.topk_slots; left.any();) {
         uint4 data[kRows][kChunks];
-        std::uint32_t ahead = left;
+        NumberSet<kPerLane> ahead = left;
 #pragma unroll
-        for (std::uint32_t r = 0; r < kRows; ++r, ahead &= ahead - 1) {
-          if (ahead == 0) continue;
-          load_chunks(data[r], reinterpret_cast<const uint4*>(row_of(item, __ffs(ahead) - 1)),
-                      first, chunks);
+        for (std::uint32_t r = 0; r < kRows; ++r, ahead = ahead.without_first()) {
+          if (!ahead.any()) continue;
+          load_chunks(data[r], row_of(item, ahead), first, chunks);
         }
         if (!weighted) load_weights(item);
         weighted = true;
 #pragma unroll
-        for (std::uint32_t r = 0; r < kRows; ++r, left &= left - 1) {
-          if (left == 0) continue;
-          const float weight = __shfl_sync(kWarp, item.weight, __ffs(left) - 1);
+        for (std::uint32_t r = 0; r < kRows; ++r, left = left.without_first()) {
+          if (!left.any()) continue;
+          const float weight = weight_of(item, left);
 #pragma unroll
           for (std::uint32_t i = 0; i < kChunks; ++i) add(sums[i], data[r][i], weight);
         }
@@ -210,30 +235,28 @@ class CombineSender {
     }
   }
 
-  __device__ void send_rows(const CombineItem& item) const {
+  __device__ void send_rows(const Item& item) const {
     const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
-    for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
-      const int lane = __ffs(left) - 1;
-      const auto* const row = reinterpret_cast<const uint4*>(row_of(item, lane));
+    for (NumberSet<kPerLane> left = item.topk_slots; left.any(); left = left.without_first()) {
+      const uint4* const row = row_of(item, left);
       for (std::uint32_t first = 0; first < chunks; first += kAhead * kThreads) {
         uint4 data[kAhead];
         load_chunks(data, row, first, chunks);
-        store_chunks(reinterpret_cast<uint4*>(target(item, row_place(item, lane))), data, first,
-                     chunks);
+        store_chunks(reinterpret_cast<uint4*>(target(item, row_place(item, left.first()))), data,
+                     first, chunks);
       }
     }
   }
 
   /// Sends every `share`th block of the item's rows, from number `first` on. A warp calls.
   template <CombineEncoding kEncoding, bool kWhole>
-  __device__ void send_encoded(const CombineItem& item, std::uint32_t first,
-                               std::uint32_t share) const {
+  __device__ void send_encoded(const Item& item, std::uint32_t first, std::uint32_t share) const {
     const CombineRow<kEncoding, kWhole> row(call_.sizes.hidden);
     const std::uint32_t blocks = row.blocks();
-    for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
-      const int lane = __ffs(left) - 1;
-      const auto* const from = reinterpret_cast<const uint4*>(row_of(item, lane));
-      auto* const to = reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane)));
+    for (NumberSet<kPerLane> left = item.topk_slots; left.any(); left = left.without_first()) {
+      const uint4* const from = row_of(item, left);
+      auto* const to =
+          reinterpret_cast<std::uint32_t*>(target(item, row_place(item, left.first())));
       for (; first < blocks; first += share)
         send_block(row, first, load_block(row, first, from), to);
       first -= blocks;
@@ -243,26 +266,24 @@ class CombineSender {
   /// Likewise of the item's sum. Waits for the weights only when loads of the first row are in
   /// flight, and loads each further row while it adds the one before.
   template <CombineEncoding kEncoding, bool kWhole>
-  __device__ void send_encoded_sum(CombineItem& item, std::uint32_t first,
-                                   std::uint32_t share) const {
+  __device__ void send_encoded_sum(Item& item, std::uint32_t first, std::uint32_t share) const {
     const CombineRow<kEncoding, kWhole> row(call_.sizes.hidden);
     const std::uint32_t blocks = row.blocks();
     bool weighted = false;
     auto* const to = reinterpret_cast<std::uint32_t*>(target(item, sum_place(item)));
     for (; first < blocks; first += share) {
-      const auto load = [&](std::uint32_t slots) {
-        return load_block(row, first,
-                          reinterpret_cast<const uint4*>(row_of(item, __ffs(slots) - 1)));
+      const auto load = [&](const NumberSet<kPerLane>& slots) {
+        return load_block(row, first, row_of(item, slots));
       };
       BlockSum sum;
       BlockValues ahead = load(item.topk_slots);
-      for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
+      for (NumberSet<kPerLane> left = item.topk_slots; left.any(); left = left.without_first()) {
         const BlockValues values = ahead;
-        const std::uint32_t later = left & (left - 1);
-        if (later != 0) ahead = load(later);
+        const NumberSet<kPerLane> later = left.without_first();
+        if (later.any()) ahead = load(later);
         if (!weighted) load_weights(item);
         weighted = true;
-        sum.add(values, __shfl_sync(kWarp, item.weight, __ffs(left) - 1));
+        sum.add(values, weight_of(item, left));
       }
       send_block(row, first, sum.rounded(ahead.count), to);
     }
@@ -270,13 +291,16 @@ class CombineSender {
 
   /// Raises the flags of an item, after a barrier of the threads that stored its rows.
   /// Called by the warp of the flags.
-  __device__ void send_flags(const CombineItem& item) const {
-    const std::uint32_t me = lane_id();
+  __device__ void send_flags(const Item& item) const {
     const bool sums = sends_sums();
-    if ((sums ? me != 0 : (item.own_slots >> me & 1) == 0)) return;
-    const std::size_t place =
-        sums ? sum_place(item) : row_place(item, static_cast<std::int32_t>(me));
-    raise_row_flag(group_, combine_flag_at(group_, item.pair.source, place), flag());
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const std::uint32_t slot = number_of_lane(i);
+      if (sums ? slot != 0 : !item.own_slots.has(slot)) continue;
+      const std::size_t place =
+          sums ? sum_place(item) : row_place(item, static_cast<std::int32_t>(slot));
+      raise_row_flag(group_, combine_flag_at(group_, item.pair.source, place), flag());
+    }
   }
 
   /// Copies the weights for a deferred receive. The last warp of each block calls, which has time
@@ -299,11 +323,11 @@ class CombineSender {
   }
 
  private:
-  /// Index of this lane's top-k slot in the handle's arrays.
-  __device__ std::size_t handle_index(const HandlePair& pair) const {
+  /// Index of a top-k slot in the handle's arrays.
+  __device__ std::size_t handle_index(const HandlePair& pair, std::uint32_t slot) const {
     return (static_cast<std::size_t>(pair.source) * call_.sizes.max_tokens + pair.token) *
                group_.top_k +
-           lane_id();
+           slot;
   }
 
   __device__ std::uint64_t flag() const {
@@ -362,19 +386,19 @@ class CombineSender {
     }
   }
 
-  /// Address at which the weight of this lane's top-k slot arrives.
-  __device__ const std::uint64_t* weight_at(const HandlePair& pair) const {
+  /// Address at which the weight of a top-k slot arrives.
+  __device__ const std::uint64_t* weight_at(const HandlePair& pair, std::uint32_t slot) const {
     return combine_weights(group_, call_.sizes, group_.me, epoch_, pair.source) +
-           static_cast<std::size_t>(pair.token) * group_.top_k + lane_id();
+           static_cast<std::size_t>(pair.token) * group_.top_k + slot;
   }
 
   /// A rank that combines in another form sends no weights; the receive reports the disagreement.
-  __device__ float wait_weight(const CombineItem& item) const {
+  __device__ float wait_weight(const Item& item, int turn) const {
     const HandlePair& pair = item.pair;
-    if (is_epoch(item.stamped, epoch_)) return weight_of(item.stamped);
-    const std::uint64_t* const at = weight_at(pair);
+    if (is_epoch(item.stamped[turn], epoch_)) return cuda::weight_of(item.stamped[turn]);
+    const std::uint64_t* const at = weight_at(pair, number_of_lane(turn));
     std::uint64_t word = ptx::ld_relaxed_sys_global(at);
-    if (is_epoch(word, epoch_)) return weight_of(word);
+    if (is_epoch(word, epoch_)) return cuda::weight_of(word);
     if (masked_[pair.source]) return 0;
     const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, pair.source);
     std::uint64_t waited = 0, since = 0;
@@ -382,7 +406,7 @@ class CombineSender {
     wait_or_mask(
         group_, pair.source, Phase::low_latency_combine_weights, kCombineOperation, epoch_,
         [&] {
-          if (kCounts && ++polls == kCountedAfter && counts_weight_wait(item))
+          if (kCounts && ++polls == kCountedAfter && counts_weight_wait(item, turn))
             since = ptx::globaltimer();
           const std::uint64_t said = ptx::ld_relaxed_sys_global(notice);
           word = ptx::ld_relaxed_sys_global(at);
@@ -393,7 +417,7 @@ class CombineSender {
     note_wait(call_.longest_wait, pair.source, waited);
     if (kCounts && since != 0)
       note_wait(group_.record->weight_wait[epoch_ & 1], pair.source, ptx::globaltimer() - since);
-    return weight_of(word);
+    return cuda::weight_of(word);
   }
 
   /// Polls after which a wait for a weight counts: every block has shorter ones where no rank is
@@ -401,9 +425,9 @@ class CombineSender {
   static constexpr std::uint32_t kCountedAfter = 8;
   /// One lane of an item counts, because all of them wait for the same rank. Where warps have items
   /// of their own, each of them counts.
-  __device__ bool counts_weight_wait(const CombineItem& item) const {
-    return (threadIdx.x < 32 || is_encoded(call_.form)) &&
-           lane_id() + 1 == static_cast<std::uint32_t>(__ffs(static_cast<int>(item.topk_slots)));
+  __device__ bool counts_weight_wait(const Item& item, int turn) const {
+    return (threadIdx.x < 32 || is_encoded(call_.form)) && item.topk_slots.any() &&
+           number_of_lane(turn) == static_cast<std::uint32_t>(item.topk_slots.first());
   }
 
   template <CombineEncoding kEncoding, bool kWhole>
@@ -483,14 +507,14 @@ constexpr std::uint32_t threads_of(CombineRowForm form) {
 
 /// The send. The `blocks` blocks call, of threads_of(kForm) threads; without flags also of more.
 /// kWhole: with encoded rows, they consist of whole pieces. kCounts: counts(call.group). kParted:
-/// blocks divide sums.
-template <CombineRowForm kForm, bool kWhole, bool kCounts, bool kParted = false>
+/// blocks divide sums. kPerLane: as in slots.cuh.
+template <CombineRowForm kForm, bool kWhole, bool kCounts, bool kParted, int kPerLane>
 __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks) {
   constexpr CombineEncoding kEncoding = encoding_of(kForm);
   constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
   constexpr auto kWarps = static_cast<std::int32_t>(kRowThreads / 32);
   __shared__ bool masked[kMaxDeviceRanks];
-  CombineSender<kCounts> sender(call, blocks, masked);
+  CombineSender<kCounts, kPerLane> sender(call, blocks, masked);
   // The first block, which also sends weights and notices, gets the last item.
   auto i = static_cast<std::int32_t>((blocks.me + blocks.count - 1) % blocks.count),
        step = static_cast<std::int32_t>(blocks.count), workers = 1;
@@ -505,14 +529,15 @@ __device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks
   } else if (kParted) {
     workers = static_cast<std::int32_t>(call.parts);
   }
-  CombineItem item =
+  CombineItem<kPerLane> item =
       sender.load(i / workers);  // before the waits; later items, before the row of the last one
   if (sender.enter()) {
     if (threadIdx.x >= kRowThreads && call.keeps_weights != 0) sender.keep_weights();
     RowsDone<kRowThreads> done;
     for (; i < sender.items() * workers; i += step) {
-      const CombineItem next =
-          i + step < sender.items() * workers ? sender.load((i + step) / workers) : CombineItem{};
+      const CombineItem<kPerLane> next = i + step < sender.items() * workers
+                                             ? sender.load((i + step) / workers)
+                                             : CombineItem<kPerLane>{};
       if (threadIdx.x >= kRowThreads) {
         if (call.flags == 0) break;
         done.wait();

@@ -15,29 +15,41 @@ template <bool kCounts, RowKind kRows>
 __global__ void __launch_bounds__(dispatch_send::kMaxThreads + 32, kBlocksPerMultiprocessor<kRows>)
     dispatch_send_kernel(const __grid_constant__ LowLatencyDispatchSend call) {
   begin_kernel();
-  dispatch_send::send<kCounts, kRows>(call, all_blocks());
+  dispatch_send::send<kCounts, kRows, false, 1>(call, all_blocks());
 }
 
 }  // namespace low_latency
+
+template <RowKind kRows>
+auto* kernel_of(bool counts) {
+  return counts ? low_latency::dispatch_send_kernel<true, kRows>
+                : low_latency::dispatch_send_kernel<false, kRows>;
+}
+
 }  // namespace
 
 void launch_low_latency_dispatch_send(const LowLatencyDispatchSend& call,
                                       const LowLatencyLimits& limits, cudaStream_t stream) {
   const std::int32_t most =
       limits.most_blocks > 0 ? limits.most_blocks : 4 * limits.multiprocessors;
-  for_row_kind(call.quantize, [&](auto rows) {
-    launch(counts(call.group) ? low_latency::dispatch_send_kernel<true, rows.value>
-                              : low_latency::dispatch_send_kernel<false, rows.value>,
-           dispatch_send::blocks_of(call, most), dispatch_send::threads_of(call.sizes), 0, call,
-           limits, stream);
-  });
+  const bool counted = counts(call.group);
+  launch(
+      call.group.top_k > kOnePerLane
+          ? many_slots_dispatch_send(counted, call.quantize)
+          : for_row_kind(call.quantize, [&](auto rows) { return kernel_of<rows.value>(counted); }),
+      dispatch_send::blocks_of(call, most), dispatch_send::threads_of(call.sizes), 0, call, limits,
+      stream);
 }
 
-void load_low_latency_dispatch_send() {
-  for_each_row_kind([](auto rows) {
-    load_kernel(low_latency::dispatch_send_kernel<true, rows.value>);
-    load_kernel(low_latency::dispatch_send_kernel<false, rows.value>);
-  });
+void load_low_latency_dispatch_send(bool many_slots) {
+  for (const bool counted : {false, true})
+    for (const Quantize quantize : {Quantize::none, Quantize::mxfp8, Quantize::nvfp4}) {
+      const auto kind = static_cast<std::uint32_t>(quantize);
+      load_kernel(many_slots ? many_slots_dispatch_send(counted, kind)
+                             : for_row_kind(kind, [&](auto rows) {
+                                 return kernel_of<rows.value>(counted);
+                               }));
+    }
 }
 
 }  // namespace shoal::ep::cuda

@@ -25,8 +25,8 @@
 
 #include "ep/cuda/low_latency/device/grants.cuh"
 #include "ep/cuda/low_latency/device/launch.cuh"
-#include "ep/cuda/low_latency/device/topk_slots.cuh"
 #include "ep/cuda/low_latency/formats/encode.cuh"
+#include "ep/cuda/low_latency/send/dispatch_token.cuh"
 #include "ep/cuda/low_latency/send/row_parts.cuh"
 
 namespace shoal::ep::cuda::dispatch_send {
@@ -36,113 +36,6 @@ namespace shoal::ep::cuda::dispatch_send {
 // rank, because a thread waits for the grant of each.
 constexpr std::uint32_t kMaxThreads = 480, kMinThreads = kMaxDeviceRanks;
 constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
-
-__device__ inline std::int64_t given_expert(const LowLatencyDispatchSend& call, std::int32_t at) {
-  return call.topk_is_64 != 0 ? static_cast<const std::int64_t*>(call.topk_idx)[at]
-                              : static_cast<const std::int32_t*>(call.topk_idx)[at];
-}
-
-/// One token as its warps hold it: lane k has top-k slot k.
-struct LowLatencyToken {
-  std::int32_t expert;  ///< -1: none
-  ExpertPlace place;
-  float weight;
-  // Set by find_targets.
-  TopkSlot slot;
-  std::uint32_t targets;  ///< lanes with `last` whose rank is not masked
-};
-
-__device__ inline void report_index(const LowLatencyDispatchSend& call, Fault fault,
-                                    std::int32_t token, std::int64_t given) {
-  report_fault(call.group, fault, Phase::low_latency_dispatch_receive, kDispatchOperation, 0, 0, 0,
-               token, given, lane_id(), false);
-}
-
-/// The expert of this lane's top-k slot; -1 for an index out of range and for the second mention of
-/// an expert. Reports both where `report` is set.
-__device__ inline std::int32_t checked_expert(const LowLatencyDispatchSend& call,
-                                              std::int32_t token, std::int64_t given, bool report) {
-  const std::uint32_t me = lane_id();
-  const bool in_range = given >= 0 && given < call.group.experts;
-  const std::int32_t expert = in_range ? static_cast<std::int32_t>(given) : -1;
-  const std::uint32_t same = __match_any_sync(kWarp, expert);
-  const bool twice = in_range && (same & ((1u << me) - 1)) != 0;
-  if (report && !in_range && given != -1 && given != call.group.none_expert)
-    report_index(call, Fault::bad_index, token, given);
-  if (report && twice) report_index(call, Fault::two_experts, token, given);
-  return twice ? -1 : expert;
-}
-
-/// Places of the first experts in shared memory: a load of them from there need not wait for the
-/// load of an index.
-constexpr std::int32_t kSharedPlaces = 512;
-
-/// All warps of a block load the token, so that none has to wait for another. Nothing here needs
-/// the place of the expert, so that the load of it, if it is none of kSharedPlaces, is in flight
-/// while the caller numbers rows.
-__device__ inline LowLatencyToken load_token(const LowLatencyDispatchSend& call, std::int32_t token,
-                                             bool report) {
-  const DeviceGroup& group = call.group;
-  const std::uint32_t me = lane_id();
-  std::int64_t given = -1;
-  LowLatencyToken t;
-  t.weight = 0;
-  if (token < call.tokens && me < static_cast<std::uint32_t>(group.top_k)) {
-    const std::int32_t i = token * group.top_k + static_cast<std::int32_t>(me);
-    given = given_expert(call, i);
-    if (call.weights != nullptr) t.weight = call.weights[i];
-  }
-  t.expert = checked_expert(call, token, given, report);
-  if (t.expert >= kSharedPlaces) t.place = group.expert_table.place(t.expert);
-  t.targets = 0;
-  return t;
-}
-
-/// A warp calls, for a token that it has loaded.
-__device__ inline void find_targets(LowLatencyToken& t, const std::int32_t* places,
-                                    const bool* masked) {
-  if (t.expert >= 0 && t.expert < kSharedPlaces) t.place.word = places[t.expert];
-  t.slot = make_topk_slot(t.place.rank());
-  t.targets = __ballot_sync(kWarp, t.slot.last && !masked[t.slot.rank]);
-}
-
-/// True if index `at` of all tokens is the first mention of its expert by its token.
-__device__ inline bool is_first(const LowLatencyDispatchSend& call, std::int32_t at,
-                                std::int64_t expert) {
-#pragma unroll 1
-  for (std::int32_t i = at / call.group.top_k * call.group.top_k; i < at; ++i)
-    if (given_expert(call, i) == expert) return false;
-  return true;
-}
-
-/// The expert at index `at` of the tokens before `token`; -1 beyond them.
-__device__ inline std::int64_t earlier_expert(const LowLatencyDispatchSend& call,
-                                              std::int32_t token, std::int32_t at) {
-  return at < min(token, call.tokens) * call.group.top_k ? given_expert(call, at) : -1;
-}
-
-/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k, `of_lane` of lane k.
-/// The `threads` threads of a block that send rows call, with the earlier_expert() of their number.
-__device__ inline void number_rows(const LowLatencyDispatchSend& call, std::int32_t token,
-                                   std::int32_t of_lane, std::uint32_t threads, std::int64_t given,
-                                   std::uint32_t* numbers) {
-  const std::int32_t count = min(token, call.tokens) * call.group.top_k;
-  std::uint32_t mine = 0;
-#pragma unroll 1
-  for (std::int32_t first = static_cast<std::int32_t>(threadIdx.x / 32 * 32); first < count;
-       first += static_cast<std::int32_t>(threads)) {
-    const std::int32_t at = first + static_cast<std::int32_t>(lane_id());
-#pragma unroll 1
-    for (std::int32_t k = 0; k < call.group.top_k; ++k) {
-      const std::int32_t expert = __shfl_sync(kWarp, of_lane, k);
-      const std::uint32_t same =
-          __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
-      if (lane_id() == static_cast<std::uint32_t>(k)) mine += __popc(same);
-    }
-    given = earlier_expert(call, token, at + static_cast<std::int32_t>(threads));
-  }
-  if (mine != 0) atomicAdd(numbers + lane_id(), mine);
-}
 
 /// Barrier of the `threads` threads of a block that send rows.
 __device__ inline void row_barrier(std::uint32_t threads) {
@@ -206,15 +99,16 @@ class ExpertRowCounts {
 };
 
 /// Calls f(rank) for every rank that gets the token.
-template <typename F>
-__device__ void for_targets(const LowLatencyToken& t, F&& f) {
-  for (std::uint32_t left = t.targets; left != 0; left &= left - 1)
-    f(__shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1));
+template <int kPerLane, typename F>
+__device__ void for_targets(const LowLatencyToken<kPerLane>& t, F&& f) {
+  for (NumberSet<kPerLane> left = t.targets; left.any(); left = left.without_first())
+    f(value_of(t.slot.rank, static_cast<std::uint32_t>(left.first())));
 }
 
 /// Sends the row in bfloat16.
-__device__ inline void send_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                const RowPart& begin, std::size_t slot, std::int32_t token) {
+template <int kPerLane>
+__device__ void send_row(const LowLatencyDispatchSend& call, const LowLatencyToken<kPerLane>& t,
+                         const RowPart& begin, std::size_t slot, std::int32_t token) {
   const auto vectors = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
   for_parts<RowKind::wide>(call, token, begin, [&](std::uint32_t turn, const RowPart& part) {
     const std::uint32_t low = vector_of<RowKind::wide>(call, turn, 0),
@@ -229,8 +123,10 @@ __device__ inline void send_row(const LowLatencyDispatchSend& call, const LowLat
 
 /// Sends the row in float8, 16 channels a thread. The 8 threads of a group of channels compute its
 /// scale together, and the scales of a warp's 4 groups are one store.
-__device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                       const RowPart& begin, std::size_t slot, std::int32_t token) {
+template <int kPerLane>
+__device__ void send_float8_row(const LowLatencyDispatchSend& call,
+                                const LowLatencyToken<kPerLane>& t, const RowPart& begin,
+                                std::size_t slot, std::int32_t token) {
   constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kUnit;
   const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
   const auto rounding = call.quantize == static_cast<std::uint32_t>(Quantize::fp8)
@@ -266,10 +162,10 @@ __device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const
 
 /// Sends a row whose scales are bytes, 16 channels a thread. Lanes with scales of neighbouring
 /// groups put them together, so that the scales of a warp are one or two stores.
-template <RowKind kRows>
-__device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                     const RowPart& begin, float global_scale, std::size_t slot,
-                                     std::int32_t token) {
+template <RowKind kRows, int kPerLane>
+__device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call,
+                                     const LowLatencyToken<kPerLane>& t, const RowPart& begin,
+                                     float global_scale, std::size_t slot, std::int32_t token) {
   constexpr bool kFourBits = kRows == RowKind::nvfp4;
   constexpr int kLanes = kFourBits ? 1 : 2;           // of a group
   constexpr std::uint32_t kScaleChunks = 2 / kLanes;  // of a warp
@@ -317,27 +213,32 @@ __device__ void send_byte_scaled_row(const LowLatencyDispatchSend& call, const L
 
 /// Sends the header of the token to every rank. A warp of its own calls, in addition to those that
 /// send the row.
-__device__ inline void send_header(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                   const std::uint32_t* numbers, std::uint64_t epoch,
-                                   std::size_t slot, const bool* masked) {
+template <int kPerLane>
+__device__ void send_header(const LowLatencyDispatchSend& call, const LowLatencyToken<kPerLane>& t,
+                            const std::uint32_t* numbers, std::uint64_t epoch, std::size_t slot,
+                            const bool* masked) {
   const auto packets = static_cast<std::int32_t>(call.group.layout.packets);
-  const std::uint32_t mine = numbers[lane_id()];
+  std::uint32_t mine[kPerLane];
+#pragma unroll
+  for (int turn = 0; turn < kPerLane; ++turn) mine[turn] = numbers[number_of_lane(turn)];
 #pragma unroll 1
   for (std::int32_t first = 0; first < call.group.ranks * packets; first += 32) {
     const std::int32_t i = first + static_cast<std::int32_t>(lane_id());
     const std::int32_t rank = i / packets, packet = i % packets;
     bool has_row = false;
 #pragma unroll 1
-    for (std::uint32_t left = t.targets; left != 0; left &= left - 1)
-      has_row = __shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1) == rank || has_row;
+    for (NumberSet<kPerLane> left = t.targets; left.any(); left = left.without_first())
+      has_row = value_of(t.slot.rank, static_cast<std::uint32_t>(left.first())) == rank || has_row;
     std::int32_t experts[detail::kTopkSlotsPerPacket];
     std::uint32_t number[detail::kTopkSlotsPerPacket];
 #pragma unroll
-    for (int k = 0; k < static_cast<int>(detail::kTopkSlotsPerPacket); ++k) {
-      const int lane = packet * static_cast<int>(detail::kTopkSlotsPerPacket) + k;
-      const ExpertPlace place{__shfl_sync(kWarp, t.place.word, lane % 32)};
-      number[k] = __shfl_sync(kWarp, mine, lane % 32);
-      experts[k] = lane < 32 ? place.local_at(rank) : -1;
+    for (std::uint32_t k = 0; k < detail::kTopkSlotsPerPacket; ++k) {
+      constexpr std::uint32_t kSlots = 32 * kPerLane;
+      const std::uint32_t topk_slot =
+          static_cast<std::uint32_t>(packet) * detail::kTopkSlotsPerPacket + k;
+      const ExpertPlace place{value_of(t.place, topk_slot % kSlots)};
+      number[k] = value_of(mine, topk_slot % kSlots);
+      experts[k] = topk_slot < kSlots ? place.local_at(rank) : -1;
     }
     if (i < call.group.ranks * packets && !masked[rank])
       store_packet(slot_header(call.group, rank, slot) + packet * detail::kPacketBytes,
@@ -346,35 +247,42 @@ __device__ inline void send_header(const LowLatencyDispatchSend& call, const Low
 }
 
 /// Counts the rows of the token. One warp calls.
-__device__ inline void count_rows(const LowLatencyDispatchSend& call, const LowLatencyToken& t) {
+template <int kPerLane>
+__device__ void count_rows(const LowLatencyDispatchSend& call, const LowLatencyToken<kPerLane>& t) {
   const DeviceGroup& group = call.group;
-  if ((t.targets >> lane_id() & 1) == 0) return;
   const auto format = static_cast<Quantize>(call.quantize);
   const int bits = format == Quantize::none ? 0 : format == Quantize::nvfp4 ? 2 : 1;
-  count_up(&low_latency_rows(group).sent[t.slot.rank][bits], 1);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (t.targets.has(number_of_lane(i)))
+      count_up(&low_latency_rows(group).sent[t.slot.rank[i]][bits], 1);
 }
 
 /// Sends the weights of the top-k slots, a rank at a time. One warp calls.
-__device__ inline void send_weights(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                    std::size_t slot) {
-  for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
-    const std::int32_t rank = __shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1);
-    if (t.slot.rank == rank)
-      store_word(reinterpret_cast<std::uint32_t*>(slot_weights(call.group, rank, slot)) + lane_id(),
-                 __float_as_uint(t.weight));
-  }
+template <int kPerLane>
+__device__ void send_weights(const LowLatencyDispatchSend& call, const LowLatencyToken<kPerLane>& t,
+                             std::size_t slot) {
+  for_targets(t, [&](std::int32_t rank) {
+    auto* const to = reinterpret_cast<std::uint32_t*>(slot_weights(call.group, rank, slot));
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (t.slot.rank[i] == rank) store_word(to + number_of_lane(i), __float_as_uint(t.weight[i]));
+  });
 }
 
 /// Publishes the row, a rank a lane.
-__device__ inline void send_ready(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                  std::uint64_t epoch, std::size_t slot) {
-  if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)
-    raise_row_flag(call.group, slot_ready(call.group, t.slot.rank, slot), epoch);
+template <int kPerLane>
+__device__ void send_ready(const LowLatencyDispatchSend& call, const LowLatencyToken<kPerLane>& t,
+                           std::uint64_t epoch, std::size_t slot) {
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (threadIdx.x < 32 && t.targets.has(number_of_lane(i)))
+      raise_row_flag(call.group, slot_ready(call.group, t.slot.rank[i], slot), epoch);
 }
 
 /// Sends everything but the header. The threads that send rows call.
-template <RowKind kRows>
-__device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+template <RowKind kRows, int kPerLane>
+__device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyToken<kPerLane>& t,
                            const RowPart& begin, float global_scale, std::uint64_t epoch,
                            std::size_t slot, std::int32_t token, std::uint32_t row_threads) {
   if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
@@ -457,11 +365,11 @@ __device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::u
 /// The other blocks' part: tokens `token`, `token + step`, ... Returns pass_epoch().
 ///
 /// The warp of the headers waits for the grants while the others load and number the first token.
-template <bool kCounts, RowKind kRows, bool kJoined>
+template <bool kCounts, RowKind kRows, bool kJoined, int kPerLane>
 __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::uint64_t epoch,
                                      std::uint32_t row_threads, std::int32_t token,
                                      std::int32_t step, bool* masked) {
-  __shared__ std::uint32_t numbers[32];  // row numbers of a token, by top-k slot
+  __shared__ std::uint32_t numbers[32 * kPerLane];  // row numbers of a token, by top-k slot
   __shared__ std::int32_t places[kSharedPlaces];
   const DeviceGroup& group = call.group;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
@@ -470,7 +378,7 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
   for (auto rank = static_cast<std::int32_t>(lane_id()); !sends_rows && rank < group.ranks;
        rank += 32)
     usable = wait_grant<false>(group, epoch, rank, masked) && usable;
-  if (me < 32) numbers[me] = 0;
+  if (me < 32 * kPerLane) numbers[me] = 0;
   const std::int64_t earlier = earlier_expert(call, token, me);
   // The row is in flight with the experts of its token.
   RowPart part;
@@ -481,7 +389,7 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
   const std::int32_t shared_places = min(group.experts, kSharedPlaces);
   std::int32_t place = -1;
   if (me < shared_places) place = group.expert_table.places[me];
-  LowLatencyToken t = load_token(call, token, me < 32);
+  LowLatencyToken<kPerLane> t = load_token<kPerLane>(call, token, me < 32);
   if (me < shared_places) places[me] = place;
   for (std::int32_t e = me + static_cast<std::int32_t>(blockDim.x); e < shared_places;
        e += static_cast<std::int32_t>(blockDim.x))
@@ -499,17 +407,21 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
     if (threadIdx.x >= row_threads) {
       send_header(call, t, numbers, epoch, slot, masked);
       if (kCounts) count_rows(call, t);
-      numbers[lane_id()] = 0;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) numbers[number_of_lane(i)] = 0;
     } else {
       if (!kJoined) part = load_part<kRows>(call, token, 0);
       send_token<kRows>(call, t, part, global_scale, epoch, slot, token, row_threads);
-      if (me < group.top_k)
-        call.handle.ranks[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.rank;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i)
+        if ((kPerLane == 1 || me < 32) && 32 * i + me < group.top_k)
+          call.handle.ranks[static_cast<std::size_t>(token) * group.top_k + 32 * i + me] =
+              t.slot.rank[i];
     }
     token += step;
     if (token >= call.tokens) break;
     if (kJoined && sends_rows) part = load_part<kRows>(call, token, 0);
-    t = load_token(call, token, me < 32);
+    t = load_token<kPerLane>(call, token, me < 32);
     __syncthreads();
     if (sends_rows)
       number_rows(call, token, t.expert, row_threads, earlier_expert(call, token, me), numbers);
@@ -528,8 +440,8 @@ __device__ inline void keep_global_scale(const LowLatencyDispatchSend& call, std
 }
 
 /// The send. The `blocks` blocks call, of blockDim.x threads; kCounts: counts(call.group). kJoined:
-/// in one launch with the receive.
-template <bool kCounts, RowKind kRows, bool kJoined = false>
+/// in one launch with the receive. kPerLane: as in slots.cuh.
+template <bool kCounts, RowKind kRows, bool kJoined, int kPerLane>
 __device__ void send(const LowLatencyDispatchSend& call, const BlockRange& blocks) {
   __shared__ bool masked[kMaxDeviceRanks];
   const DeviceGroup& group = call.group;
@@ -542,7 +454,7 @@ __device__ void send(const LowLatencyDispatchSend& call, const BlockRange& block
              count = static_cast<std::int32_t>(blocks.count);
   const std::uint32_t passed = block == 0
                                    ? notify_ranks<kCounts>(call, epoch, row_threads, masked)
-                                   : send_tokens<kCounts, kRows, kJoined>(
+                                   : send_tokens<kCounts, kRows, kJoined, kPerLane>(
                                          call, epoch, row_threads, block - 1, count - 1, masked);
   if (kCounts && threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
   end_kernel(group, KernelKind::low_latency_dispatch_send, false, passed, blocks.count, [&] {

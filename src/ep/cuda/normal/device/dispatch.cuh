@@ -95,8 +95,8 @@ class RowRing {
 
   __device__ bool empty() const { return sent_ == loaded_; }
   /// Registers do not hold several slots a lane for all tokens of the ring.
-  __device__ std::conditional_t<kPerLane == 1, const DispatchToken<1>&, DispatchToken<kPerLane>>
-  front() const {
+  using Front = std::conditional_t<kPerLane == 1, const DispatchToken<1>&, DispatchToken<kPerLane>>;
+  __device__ Front front() const {
     if constexpr (kPerLane == 1)
       return tokens_[0];
     else

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fake_gpu/fake_gpu.hpp"
+//
+#include "ep/cuda/low_latency/send/dispatch_send_many_slots.cu"
