@@ -52,6 +52,10 @@ std::vector<EpCase> caller_array_cases(std::int32_t ranks) {
     cases.push_back(small_case(ranks, 41));
     cases.back().load = load;
   }
+  cases.push_back(small_case(ranks, 43));  // more top-k slots than a warp has lanes
+  cases.back().top_k = 40;
+  cases.back().experts = ranks * 20;
+  cases.back().max_tokens = 9;
   return cases;
 }
 

@@ -60,10 +60,8 @@ class Shapes : protected Draws {
     c.seed = seed_;
     c.ranks = static_cast<std::int32_t>(kept_by(seed_) == Kept::experts ? one_of(1, 2, 4, 8)
                                                                         : pick(1, kMostRanks));
-    // Kernels for up to 32 slots, and those for more.
-    c.top_k = static_cast<std::int32_t>(kept_by(seed_) == Kept::top_k ? ep::kMaxTopK
-                                        : pick(0, 3) == 0             ? pick(33, ep::kMaxTopK)
-                                                                      : pick(1, 32));
+    c.top_k = static_cast<std::int32_t>(kept_by(seed_) == Kept::top_k ? ep::kMaxTopK : pick(1, 32));
+    if (seed_ % 5 == 2 && c.top_k > 8 && c.top_k <= 32) c.top_k *= 4;  // other kernels on GPUs
     c.holes = static_cast<double>(pick(0, 4)) / 8;
     c.load = pick(0, 9) < 6 ? Load::random : one_of(Load::all_to_one, Load::some_idle);
     if (c.ranks == 1) c.load = Load::random;  // the other loads need several ranks

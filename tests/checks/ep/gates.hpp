@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shoal/ep/gate.hpp"
+#include "shoal/ep/options.hpp"
 
 namespace shoal::test {
 

@@ -140,6 +140,19 @@ TEST_P(EpGpuInternode, ExpertMajorRowsMatchTheReference) {
   });
 }
 
+TEST_P(EpGpuInternode, ManySlots) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = shape(GetParam(), 43);
+  c.top_k = 72;
+  c.experts = c.ranks * 40;
+  run_group(c, [&](GpuGroup& g) {
+    GpuRound(g, c, {.scales = 3, .biases = 1}).run();
+    EpCase few = c;  // many rows per token, in the memory of a rank-major result
+    few.max_tokens = 1;
+    check_expert_major(g.group, few, {.alignment = 1, .cached = 1}, mover(g));
+  });
+}
+
 // Chunks of one token, and chunks that hold all.
 TEST_P(EpGpuInternode, SmallAndLargeChunks) {
   SHOAL_SKIP_WITHOUT_GPU();

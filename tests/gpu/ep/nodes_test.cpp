@@ -131,6 +131,26 @@ TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
       DataType::bfloat16, GetParam().kernels);
 }
 
+TEST_P(EpGpuNodes, ManySlotsMatchTheReference) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = grid_case(GetParam(), 9);
+  c.top_k = 72;
+  c.experts = c.ranks * 40;
+  c.hidden = (c.hidden + 63) / 64 * 64;
+  run_group(
+      c,
+      [&](GpuGroup& owner) {
+        GpuRound(owner, c, {.biases = 1}).run();
+        for (const GpuLowLatencyCall& call :
+             {GpuLowLatencyCall{}, GpuLowLatencyCall{.quantize = ep::Quantize::fp8},
+              GpuLowLatencyCall{.reduction = ep::Reduction::exact, .defer_receive = false},
+              GpuLowLatencyCall{.log_fmt = true, .early_weights = true},
+              GpuLowLatencyCall{.combine_quantize = ep::Quantize::mxfp8, .defer_receive = false}})
+          GpuLowLatencyRound(owner, c, call).run();
+      },
+      DataType::bfloat16, GetParam().kernels);
+}
+
 TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = grid_case(GetParam(), 6);
