@@ -127,10 +127,7 @@ class CombineSender {
       item.pair = call_.handle.pairs[pair];
       item.pair_slots = slots_of_pair<kPerLane>(call_.handle, pair, item.pair.topk_slots);
     }
-    if (number >= items()) {
-      item.pair = {};
-      item.pair_slots = {};
-    }
+    if (number >= items()) item.pair = {}, item.pair_slots = {};
     bool is_mine[kPerLane], has_row[kPerLane];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
