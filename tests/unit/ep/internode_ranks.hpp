@@ -297,7 +297,8 @@ class Ranks {
   }
   std::uint32_t row_bytes() const { return static_cast<std::uint32_t>(c_.hidden) * 2; }
   std::int64_t region_rows() const {
-    return detail::rows_that_fit(1 << 20, layout_.largest_result, [&](std::int64_t rows) {
+    const std::size_t room = c_.alignment > 0 ? layout_.arena_bytes : layout_.largest_result;
+    return detail::rows_that_fit(1 << 20, room, [&](std::int64_t rows) {
       return detail::RegionLayout(static_cast<std::uint64_t>(rows), row_bytes(), record_.bytes)
           .total;
     });
