@@ -27,10 +27,7 @@ PROGRAMS, OVERHEAD = "4-gpus/peers.json", "2-gpus/python-overhead.json"
 # bench/deep_ep_pairs.py over each library, in turns on one machine.
 LAYER = "2-gpus/deep-ep-layer.json"
 PAIRS = {"Shoal": "2-gpus/deep-ep-pairs.json", "DeepEP": "2-gpus/deep-ep-peer.json"}
-CALLS_OF_BUFFER = {
-    "Shoal": "2-gpus/deep-ep-low-latency.json",
-    "DeepEP": "2-gpus/deep-ep-low-latency-peer.json",
-}
+COMBINES = "2-gpus/first-low-latency.json"
 SIZES, FEW_TOKENS = (8, 128, 1024, 4096), (8, 64, 128)
 # Subjects of bench/python_overhead.py: name, calls of a pair, row of the table.
 CALLS = [
@@ -176,27 +173,25 @@ def both(data, key):
     return {library: data(file)["figures"][key] for library, file in PAIRS.items()}
 
 
-def source_of_pairs(data, files=PAIRS):
-    shoal, peer = (data(file) for file in files.values())
+def source_of_pairs(data):
+    shoal, peer = (data(file) for file in PAIRS.values())
     if shoal["machine"] != peer["machine"] or shoal["date"] != peer["date"]:
-        sys.exit(f"performance: {' and '.join(files.values())} are not of one run")
-    return f"{source(data, files['Shoal'])}; DeepEP {peer['commit']}"
+        sys.exit(f"performance: {' and '.join(PAIRS.values())} are not of one run")
+    return f"{source(data, PAIRS['Shoal'])}; DeepEP {peer['commit']}"
 
 
 @part
-def low_latency_calls(data):
-    """Pairs, and combines with hooks, through `Buffer`."""
-    figures = {library: data(file)["figures"] for library, file in CALLS_OF_BUFFER.items()}
+def low_latency_combines(data):
+    """Replayed combines through `Buffer`, also with hooks."""
     lines = [
         (
-            f"{call}, {how}, {library}",
-            {n: figures[library][f"low latency, {n} tokens: {call}{key}, us"] for n in FEW_TOKENS},
+            f"combine{' with hooks' if hooks else ''}, {library.split()[0]}",
+            {n: times["combine by tokens"][f"{n} combine{hooks}, graph us"] for n in FEW_TOKENS},
         )
-        for call in ("pair", "combine with hooks")
-        for how, key in (("graph", ", in a graph"), ("eager", ""))
-        for library in CALLS_OF_BUFFER
+        for hooks in ("", " hooks")
+        for library, times in data(COMBINES)["libraries"].items()
     ]
-    return by_tokens(lines, source_of_pairs(data, CALLS_OF_BUFFER))
+    return by_tokens(lines, f"{source(data, COMBINES)}; DeepEP dd758ca")
 
 
 def pairs_of(data):
