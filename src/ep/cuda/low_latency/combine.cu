@@ -61,8 +61,8 @@ void launch_low_latency_combine(LowLatencyCombine& call, const LowLatencyLimits&
                                   most - 2 - pairs * call.send.parts);
   receive_blocks = tokens * call.receive.parts + 1;
   // All other SMs send: ranks with more tokens than this one have more pairs here than expected.
-  call.send_blocks = static_cast<std::uint32_t>(std::min(
-      most - receive_blocks, combine_send::most_pairs(call.send) * call.send.parts + 1));
+  call.send_blocks = static_cast<std::uint32_t>(
+      std::min(most - receive_blocks, combine_send::most_pairs(call.send) * call.send.parts + 1));
   launch(
       call.send.parts > 1 ? low_latency::combine_kernel<true> : low_latency::combine_kernel<false>,
       call.send_blocks + static_cast<std::uint32_t>(receive_blocks), kThreads, 0, call, limits,
