@@ -68,8 +68,8 @@ class DeviceHeap {
   /// Bytes of each PE's heap, and how many of them are backed by memory.
   std::size_t size() const noexcept { return size_; }
   std::size_t mapped() const noexcept { return mapped_; }
-  /// The argument of add if `bytes` bytes are needed, more than are mapped: at least 64 MiB are
-  /// added, and no more than a unit of the GPUs beyond what is needed.
+  /// The argument of add if `bytes` bytes are needed, more than are mapped: 64 MiB are added, or
+  /// what is missing where that is more, rounded up to a unit of the GPUs; no more than is left.
   std::size_t step(std::size_t bytes) const noexcept;
 
   /// The heap of `pe` in this process's addresses; nullptr if it is not reachable.

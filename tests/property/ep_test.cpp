@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random shapes against the naive reference: numbers of ranks that are no power of two, any number
-// and spread of experts, any top-k up to 32, any hidden that is a multiple of 16 bytes, holes, idle
+// and spread of experts, any top-k, any hidden that is a multiple of 16 bytes, holes, idle
 // ranks, one hot expert. Also shapes with one size at its limit.
 // @traits slow
 #include <gtest/gtest.h>

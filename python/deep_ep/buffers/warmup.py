@@ -26,8 +26,8 @@ from .groups import GroupShape, NormalGroup, power_of_two
 from .runtime import Runtime
 from .spread import first_experts
 
-_MAX_TOP_K = 32
-# 4096 tokens of 7168 channels in bfloat16.
+_MAX_TOP_K = 128
+# Two results of 4096 tokens a rank, 7168 channels, bfloat16, take this much.
 _MOST_PREPARED_BYTES_A_RANK = 112 << 20
 _MOST_EXPERTS = 512
 _USUAL_TOP_K = 8

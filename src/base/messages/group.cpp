@@ -167,7 +167,7 @@ static constexpr Message kGroupRows[] = {
      "Release them (in Python, drop the references), or raise `GroupOptions.live_results`."},
     {568,
      "With `GroupOptions.live_results` 1, a copy of the expert output takes the memory of another "
-     "result, which is still held.",
+     "result, which this rank still holds. The other ranks wait for its combine until their timeout.",
      "Release transient results before the next call, and all but one result before a combine; or "
      "raise `GroupOptions.live_results`."},
     {570, "An array has another shape or type than the call needs.",

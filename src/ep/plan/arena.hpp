@@ -52,7 +52,7 @@ class Arena {
     return results <= kTightest ? checked_mul(kOption, results, pages(largest))
                                 : first_fit_bytes_for(results, largest);
   }
-  /// The same for a first-fit arena, whatever `results`.
+  /// Bytes of a first-fit arena for so many regions, also for 1 or 2.
   static std::size_t first_fit_bytes_for(std::size_t results, std::size_t largest) {
     return checked_mul(kOption, 2 * results - 1, pages(largest));
   }

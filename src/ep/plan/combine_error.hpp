@@ -49,7 +49,7 @@ struct CombineError {
 
 /// From the levels below the result and the relative error of the rows that the experts receive.
 constexpr CombineError combine_error(int levels, double row_error = 0) {
-  // Roundings of rounded values, and the float32 sums of up to 32 terms.
+  // Roundings of rounded values, and the float32 sums of up to 128 terms.
   constexpr double kSecondOrder = 1.02;
   return {kSecondOrder * (levels * kBf16Rounding + row_error), kSecondOrder * kBf16Rounding};
 }

@@ -61,7 +61,8 @@ class Shapes : protected Draws {
     c.ranks = static_cast<std::int32_t>(kept_by(seed_) == Kept::experts ? one_of(1, 2, 4, 8)
                                                                         : pick(1, kMostRanks));
     c.top_k = static_cast<std::int32_t>(kept_by(seed_) == Kept::top_k ? ep::kMaxTopK : pick(1, 32));
-    if (seed_ % 5 == 2 && c.top_k > 8 && c.top_k <= 32) c.top_k *= 4;  // other kernels on GPUs
+    if (seed_ % 5 == 2 && c.top_k > 8 && c.top_k <= 32)  // other kernels on GPUs
+      c.top_k = c.top_k * 4 - static_cast<std::int32_t>(seed_ % 4);
     c.holes = static_cast<double>(pick(0, 4)) / 8;
     c.load = pick(0, 9) < 6 ? Load::random : one_of(Load::all_to_one, Load::some_idle);
     if (c.ranks == 1) c.load = Load::random;  // the other loads need several ranks

@@ -546,7 +546,7 @@ def test_memory_of_unknown_sizes_grows_with_the_ranks(ranks, num_bytes, taken):
         shape, tokens = warmup._first_group(runtime, num_bytes, warmup.UNKNOWN)
     bytes_of_token = 2 * ranks * shape.hidden * 2
     assert taken - bytes_of_token < tokens * bytes_of_token <= taken
-    # Of these, 4096 tokens of 7168 channels need no more.
+    # No more is needed for 4096 tokens of 7168 channels.
     options = {"hidden": 7168, "top_k": 8, "experts": 256, "max_tokens": 4096}
     group = shoal.ep.size_hint(ranks, heap="cuda", live_results=1, **options)
     prepared = shoal.ep.size_hint(

@@ -88,7 +88,7 @@ struct NumberSet {
       if (words[w] != 0) number = 32 * w + __ffs(static_cast<int>(words[w])) - 1;
     return number;
   }
-  /// Likewise the greatest.
+  /// The greatest number of a set that has any.
   __device__ std::int32_t last() const {
     std::int32_t number = 31 - __clz(static_cast<int>(words[0]));
 #pragma unroll

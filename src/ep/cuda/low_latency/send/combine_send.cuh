@@ -260,8 +260,8 @@ class CombineSender {
     }
   }
 
-  /// Likewise of the item's sum. Waits for the weights only when loads of the first row are in
-  /// flight, and loads each further row while it adds the one before.
+  /// Sends the same blocks of the item's sum. Waits for the weights only when loads of the first
+  /// row are in flight, and loads each further row while it adds the one before.
   template <CombineEncoding kEncoding, bool kWhole>
   __device__ void send_encoded_sum(Item& item, std::uint32_t first, std::uint32_t share) const {
     const CombineRow<kEncoding, kWhole> row(call_.sizes.hidden);
@@ -585,8 +585,7 @@ inline std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int3
 
 /// Completes `call`. Returns the number of blocks, at most `most`: one for each item that there may
 /// be, and the first block, which takes longer to begin. Where this rank has few tokens and another
-/// one many, the experts here have many rows: on two H200 a pair of 128 and 1 tokens took 155 us
-/// with a block for each expected item.
+/// one many, the experts here have many rows (docs/decisions/low-latency-call-in-one-kernel.md).
 inline std::uint32_t divide(LowLatencyCombineSend& call, std::int32_t most) {
   const CombineRowForm form = sent_form(call);
   call.split = is_sums(form) ? 0 : split_of_pairs(call, most);

@@ -61,7 +61,7 @@ bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const N
 NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
                         std::int32_t copies_per_token, const NormalLimits& limits,
                         StagedOutput staging = StagedOutput::none);
-/// Likewise, where rows do not pass through shared memory.
+/// The plan of a combine whose sums load rows directly, not through shared memory.
 NormalPlan plan_direct_combine(std::int32_t blocks, const NormalLimits& limits,
                                StagedOutput staging);
 /// The plan of a combine of encoded rows.
