@@ -161,7 +161,7 @@ TEST(Arena, ATransientRegionFitsNextToASingleResult) {
   EXPECT_EQ(arena.take(4 * kPage), 4 * kPage) << "one result, whatever transient region there is";
 }
 
-// What a graph of short operations writes leaves room for a plain result of any size.
+// A plain result of any size has room beside those that a graph of short operations writes.
 TEST(Arena, ShortRegionsOfAGraphLieTogether) {
   Arena arena(8 * kPage, 1, 1);
   EXPECT_EQ(arena.take_apart(2 * kPage, 1), 0u);
